@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"streamcap/slotstore"
+)
+
+// authRequest answers nginx's auth_request: may this stream start? Whatever happens, it answers 204, 401 or 403 (or
+// denyStatus), because auth_request turns everything else into a 500 for the client.
+type authRequest struct {
+	store         slotstore.Store
+	unsettled     *unsettled
+	limits        map[string]int // by plan
+	defaultLimit  int
+	shadow        bool // count and report, never deny
+	failClosed    bool // deny while the store can't answer
+	denyMissingID bool
+	denyStatus    int
+	heartbeat     string // X-Stream-Heartbeat-Interval
+	log           zerolog.Logger
+	warnings      throttle // one a minute for each kind of bad input
+	denials       throttle // one a second for each user
+	failures      throttle // one a second
+}
+
+// verdict is the answer to one acquire.
+type verdict struct {
+	status     int
+	slot       string // X-Stream-Slot
+	reason     string // X-Stream-Reason; empty for a slot that is simply held
+	limit      int
+	used       int           // -1: the store was not asked or did not answer
+	retryAfter time.Duration // 0: none
+}
+
+func (a *authRequest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	limit := a.defaultLimit
+	defer func() {
+		if p := recover(); p != nil {
+			a.log.Error().Interface("panic", p).Msg("acquire panicked; the stream starts")
+			a.answer(w, r, a.failed(limit, slotstore.Internal))
+		}
+	}()
+	limit = a.limit(r.Header)
+	a.answer(w, r, a.decide(r, limit))
+}
+
+// decide understands the request and asks the store. Its order is the contract's: preflight, user, request id, store.
+func (a *authRequest) decide(r *http.Request, limit int) verdict {
+	if method := one(r.Header, headerOriginalMethod); method == http.MethodOptions || method == http.MethodHead {
+		return verdict{status: http.StatusNoContent, slot: "uncounted", reason: "preflight", limit: limit, used: -1}
+	}
+	user, err := parseUser(one(r.Header, headerUser))
+	if err != nil {
+		return a.missing(limit, "no_user", "proxy_set_header X-User-Id $stream_user;", err)
+	}
+	id, err := parseRequestID(one(r.Header, headerRequestID))
+	if err != nil {
+		return a.missing(limit, "no_request_id", "proxy_set_header X-Request-Id $request_id;", err)
+	}
+	return a.acquire(r, slotstore.Request{
+		ID:         slotstore.ID{User: user, Request: id},
+		Limit:      limit,
+		Attempt:    strconv.FormatUint(rand.Uint64(), 36), //nolint:gosec // it tells attempts apart and guards nothing
+		Provenance: provenance(r.Header),
+	})
+}
+
+// missing is the answer to an acquire that names no slot. It never becomes a slot that users share.
+func (a *authRequest) missing(limit int, reason, directive string, err error) verdict {
+	if count, ok := a.warnings.allow(reason); ok {
+		a.log.Warn().Err(err).Int("count", count).Str("reason", reason).Str("directive", directive).
+			Msg("acquire without a usable " + strings.TrimPrefix(reason, "no_") + "; is the directive in nginx's acquire location?")
+	}
+	v := verdict{status: http.StatusNoContent, slot: "uncounted", reason: reason, limit: limit, used: -1}
+	if a.denyMissingID {
+		v = a.denied(v, http.StatusUnauthorized, reason)
+	}
+	return v
+}
+
+// acquire asks the store. The call goes on when nginx hangs up, so that a hung store is seen behind an impatient nginx;
+// what it took for a client that left is undone.
+func (a *authRequest) acquire(r *http.Request, req slotstore.Request) verdict {
+	decision, err := a.store.Acquire(context.WithoutCancel(r.Context()), req)
+	if r.Context().Err() != nil && err == nil && decision.Outcome == slotstore.Granted {
+		a.unsettled.undoNow(req.ID, req.Attempt)
+		return a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
+	}
+	if err != nil {
+		if count, ok := a.failures.allow(""); ok {
+			a.log.Warn().Str("event", "failopen").Str("role", slotstore.RoleAcquire).Str("reason", string(slotstore.ReasonOf(err))).
+				Int("count", count).Err(err).Msg("the store could not answer acquires")
+		}
+		return a.failed(req.Limit, slotstore.ReasonOf(err))
+	}
+	v := verdict{status: http.StatusNoContent, slot: "held", limit: req.Limit, used: decision.Used}
+	if decision.Outcome == slotstore.Denied {
+		v = a.denied(v, a.denyStatus, "stream_limit_reached")
+		if req.Limit != 0 && !a.shadow {
+			v.retryAfter = decision.RetryAfter
+		}
+		if count, ok := a.denials.allow(req.User); ok {
+			a.log.Info().Str("event", "denied").Str("user", req.User).Int("used", decision.Used).Int("limit", req.Limit).
+				Strs("ids", decision.Holders).Int("count", count).Bool("shadow", a.shadow).Msg("stream limit reached")
+		}
+	}
+	return v
+}
+
+// failed is the answer where the store gave none.
+func (a *authRequest) failed(limit int, reason slotstore.Reason) verdict {
+	v := verdict{status: http.StatusNoContent, slot: "failopen", reason: string(reason), limit: limit, used: -1}
+	if a.failClosed {
+		v = a.denied(v, a.denyStatus, "store_unavailable")
+		if !a.shadow {
+			v.retryAfter = time.Second
+		}
+	}
+	return v
+}
+
+// denied turns a verdict into a denial, unless shadow mode only counts what would have been one.
+func (a *authRequest) denied(v verdict, status int, reason string) verdict {
+	v.status, v.slot, v.reason = status, "denied", reason
+	if a.shadow {
+		v.status, v.slot, v.reason = http.StatusNoContent, "uncounted", "shadow"
+	}
+	return v
+}
+
+func (a *authRequest) answer(w http.ResponseWriter, r *http.Request, v verdict) {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set(headerSlot, v.slot)
+	header.Set(headerLimit, strconv.Itoa(v.limit))
+	if v.reason != "" {
+		header.Set(headerReason, v.reason)
+	}
+	if v.used >= 0 {
+		header.Set(headerUsed, strconv.Itoa(v.used))
+	}
+	if v.slot == "held" {
+		header.Set(headerHeartbeatInterval, a.heartbeat)
+	}
+	if v.retryAfter > 0 {
+		header.Set("Retry-After", strconv.FormatInt(int64((v.retryAfter+time.Second-1)/time.Second), 10))
+	}
+	if r.ContentLength != 0 {
+		// An announced body is never waited for: net/http would read it first on a connection that lives on.
+		header.Set("Connection", "close")
+	}
+	w.WriteHeader(v.status)
+}
+
+// limit is the trusted limit if there is one, else the plan's, else the default.
+func (a *authRequest) limit(header http.Header) int {
+	trusted, plan := one(header, headerLimit), one(header, headerPlan)
+	if limit, ok := parseTrustedLimit(trusted); ok {
+		return limit
+	}
+	limit, known := a.limits[plan]
+	if badLimit, badPlan := came(header, headerLimit), came(header, headerPlan) && !known; badLimit || badPlan {
+		if count, ok := a.warnings.allow("limit"); ok {
+			a.log.Warn().Str("limit", trusted).Str("plan", plan).Int("count", count).
+				Msg("acquire with a bad X-Stream-Limit or an unknown X-Plan; it counts as missing")
+		}
+	}
+	if known {
+		return limit
+	}
+	return a.defaultLimit
+}
+
+// came says whether a header came with anything in it.
+func came(header http.Header, name string) bool {
+	values := header[name]
+	return len(values) > 1 || len(values) == 1 && values[0] != ""
+}
+
+// parseTrustedLimit takes -1 or up to 9 digits.
+func parseTrustedLimit(value string) (limit int, ok bool) {
+	if value == "-1" {
+		return slotsUnlimited, true
+	}
+	if value == "" || len(value) > 9 || strings.Trim(value, "0123456789") != "" {
+		return 0, false
+	}
+	limit, err := strconv.Atoi(value)
+	return limit, err == nil
+}
+
+const slotsUnlimited = -1
+
+// provenance is what support is shown of a stream; a URI comes without its query, which may hold secrets.
+func provenance(header http.Header) slotstore.Provenance {
+	uri, _, _ := strings.Cut(one(header, headerOriginalURI), "?")
+	return slotstore.Provenance{
+		IP:        cut(one(header, headerRealIP), 64),
+		URI:       cut(uri, 512),
+		UserAgent: cut(one(header, headerUserAgent), 256),
+	}
+}
+
+// cut copies what it shortens, so that a slot does not keep a whole request alive.
+func cut(s string, bytes int) string {
+	if len(s) <= bytes {
+		return s
+	}
+	return strings.Clone(s[:bytes])
+}

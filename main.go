@@ -1,0 +1,267 @@
+// Command streamcap stands next to nginx and caps how many streams each user may run at once. The README says how to use
+// it; this file is its wiring and its lifetime.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	stdlog "log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/rs/zerolog"
+
+	"streamcap/slotstore"
+)
+
+// version is set by the linker (-X main.version=…).
+var version string //nolint:gochecknoglobals // the linker sets nothing else
+
+func buildVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "dev"
+}
+
+// The exit codes.
+const (
+	exitOK       = 0
+	exitFailure  = 1 // an address in use, a store that fails its check, a second signal
+	exitSettings = 2
+)
+
+func main() {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	os.Exit(run(os.Args[1:], os.Environ(), os.Stdout, os.Stderr, signals))
+}
+
+const usage = `streamcap caps how many streams each user may run at once.
+
+  streamcap              serve
+  streamcap check        try the settings and every role's connection to the store
+  streamcap healthcheck  ask the /healthz of the process that serves
+  streamcap version      print the version
+
+It is configured by STREAMCAP_* environment variables; the README lists them.
+`
+
+// run is the program without its process: a test can call it on port 0.
+func run(args, environ []string, stdout, stderr io.Writer, signals <-chan os.Signal) int {
+	command := strings.Join(args, " ")
+	switch command {
+	case "version", "--version":
+		fmt.Fprintln(stdout, buildVersion())
+		return exitOK
+	case "help", "--help", "-h":
+		fmt.Fprint(stdout, usage)
+		return exitOK
+	case "healthcheck":
+		return runHealthcheck(context.Background(), environ, stdout, stderr)
+	case "", "serve", "check":
+	default:
+		fmt.Fprintf(stderr, "streamcap: there is no command %q\n\n%s", command, usage)
+		return exitSettings
+	}
+	cfg, err := loadConfig(environ)
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return exitSettings
+	}
+	if command == "check" {
+		return runCheck(context.Background(), cfg, stdout)
+	}
+	log := newLogger(stderr, cfg.LogLevel, cfg.LogFormat)
+	if err := serve(cfg, log, signals); err != nil {
+		log.Error().Err(err).Msg("ended with an error")
+		return exitFailure
+	}
+	return exitOK
+}
+
+// openStore opens the store that the settings name. It waits for nobody.
+func openStore(cfg config, events slotstore.Events) slotstore.Store {
+	lifetimes := slotstore.Lifetimes{Slot: cfg.SlotTTL, Initial: cfg.InitialTTL, MaxAge: cfg.MaxStreamAge}
+	if cfg.Redis.Mode == "" {
+		return slotstore.NewMemory(lifetimes, events)
+	}
+	return slotstore.NewRedis(redisOptions(cfg), lifetimes, events)
+}
+
+func redisOptions(cfg config) slotstore.RedisOptions {
+	return slotstore.RedisOptions{
+		Mode: cfg.Redis.Mode, Network: cfg.Redis.Network, Addresses: cfg.Redis.Addresses, DB: cfg.Redis.DB,
+		Username: cfg.Redis.Username, Password: cfg.Redis.Password, SentinelMaster: cfg.Redis.SentinelMaster,
+		TLS: cfg.Redis.TLS, Prefix: cfg.KeyPrefix,
+		AcquireTimeout: cfg.AcquireTimeout, HeartbeatTimeout: cfg.HeartbeatTimeout,
+		ReleaseTimeout: cfg.ReleaseTimeout, AdminTimeout: cfg.AdminTimeout,
+	}
+}
+
+func storeName(cfg config) string {
+	if cfg.Redis.Mode == "" {
+		return "memory"
+	}
+	return "redis"
+}
+
+// serve runs until a signal: then it stops listening, finishes what is under way, sends kept releases once more and
+// closes the store. A second signal ends it at once, with an error.
+func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
+	ctx := context.Background()
+	listener, err := listen(ctx, cfg.Listen, cfg.SocketMode)
+	if err != nil {
+		return err
+	}
+	defer listener.Close() //nolint:errcheck // the server has closed it, unless we failed on the way
+	adminListener, err := listen(ctx, cfg.AdminListen, cfg.SocketMode)
+	if err != nil {
+		return err
+	}
+	defer adminListener.Close() //nolint:errcheck // likewise
+	var nginxConn net.PacketConn
+	if cfg.NginxLogListen.Network != "" {
+		if nginxConn, err = listenPacket(ctx, cfg.NginxLogListen, cfg.SocketMode); err != nil {
+			return err
+		}
+	}
+
+	unsettled := &unsettled{slotTTL: cfg.SlotTTL, log: log}
+	store := openStore(cfg, slotstore.Events{Abandoned: unsettled.keepUndo})
+	unsettled.store = store
+	started := log.Info().Str("event", "started").Str("version", buildVersion()).Str("store", storeName(cfg)).
+		Stringer("redis", cfg.Redis).Str("prefix", cfg.KeyPrefix).Str("listen", bound(listener.Addr())).Str("admin_listen", bound(adminListener.Addr()))
+
+	var working sync.WaitGroup // ends before the store is closed
+	settling, stopSettling := context.WithCancel(ctx)
+	defer stopSettling()
+	working.Go(func() { unsettled.run(settling) })
+	if nginxConn != nil {
+		started.Str("nginx_log_listen", bound(nginxConn.LocalAddr()))
+		nginxLog := &nginxLog{
+			conn: nginxConn, store: store, unsettled: unsettled, log: log,
+			bad: throttle{every: time.Minute}, failed: throttle{every: time.Second},
+		}
+		working.Go(nginxLog.run)
+	}
+	public := newServer(publicHandler(cfg, store, unsettled, log), log)
+	admin := newServer(adminHandler(cfg, store), log)
+	serving := make(chan error, 2)
+	go func() { serving <- public.Serve(listener) }()
+	go func() { serving <- admin.Serve(adminListener) }()
+	started.Msg("serving")
+
+	select {
+	case err := <-serving:
+		return err
+	case got := <-signals:
+		log.Info().Str("event", "stopping").Str("signal", got.String()).Msg("stopping")
+	}
+	stopped := make(chan error, 1)
+	go func() {
+		grace, cancel := context.WithTimeout(ctx, stopGrace)
+		defer cancel()
+		shutdown(grace, public, admin)
+		if nginxConn != nil {
+			_ = nginxConn.Close() // what it has read is released all the same
+		}
+		stopSettling()
+		working.Wait()
+		unsettled.settle(grace)
+		stopped <- store.Close()
+	}()
+	select {
+	case err := <-stopped:
+		log.Info().Msg("stopped")
+		return err
+	case <-signals:
+		return errors.New("a second signal: ended at once")
+	}
+}
+
+// stopGrace is how long what is under way may take to end.
+const stopGrace = 5 * time.Second
+
+func shutdown(ctx context.Context, servers ...*http.Server) {
+	var stopping sync.WaitGroup
+	for _, server := range servers {
+		stopping.Go(func() {
+			if server.Shutdown(ctx) != nil {
+				_ = server.Close() // the grace is over
+			}
+		})
+	}
+	stopping.Wait()
+}
+
+// newServer sets the timeouts that net/http leaves off. Idle connections outlive nginx's 60 s and 75 s and the 90 s of
+// common HTTP pools, so that it is never this side that closes one under a request.
+func newServer(handler http.Handler, log zerolog.Logger) *http.Server {
+	return &http.Server{
+		Handler:                      handler,
+		ReadHeaderTimeout:            5 * time.Second,
+		IdleTimeout:                  2 * time.Minute,
+		MaxHeaderBytes:               128 << 10, // twice what the contract promises to take
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     stdlog.New(warnings{log}, "", 0),
+	}
+}
+
+// publicHandler routes by hand: a router answers 405 to a method that it does not know, and /acquire takes any.
+func publicHandler(cfg config, store slotstore.Store, unsettled *unsettled, log zerolog.Logger) http.Handler {
+	acquire := &authRequest{
+		store: store, unsettled: unsettled, limits: cfg.Limits, defaultLimit: cfg.DefaultLimit,
+		shadow: !cfg.Enforce, failClosed: cfg.OnStoreFailure == "closed",
+		denyMissingID: cfg.OnMissingID == "deny", denyStatus: cfg.DenyStatus,
+		heartbeat: strconv.FormatFloat(cfg.HeartbeatInterval.Seconds(), 'f', -1, 64),
+		log:       log, warnings: throttle{every: time.Minute}, denials: throttle{every: time.Second}, failures: throttle{every: time.Second},
+	}
+	heartbeat := &heartbeats{
+		store: store, caller: slotCaller{methods: []string{"POST", "PUT"}, token: cfg.BackendToken},
+		log: log, gone: throttle{every: time.Minute}, failed: throttle{every: time.Second},
+	}
+	release := &releases{
+		store: store, unsettled: unsettled, caller: slotCaller{methods: []string{"POST", "PUT", "DELETE"}, token: cfg.BackendToken},
+		log: log, failed: throttle{every: time.Second},
+	}
+	health := &health{store: store, storeName: storeName(cfg)}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // net/http's own connections have one
+		}
+		switch strings.TrimRight(r.URL.Path, "/") {
+		case "/acquire":
+			acquire.ServeHTTP(w, r)
+		case "/heartbeat":
+			heartbeat.ServeHTTP(w, r)
+		case "/release":
+			release.ServeHTTP(w, r)
+		case "/healthz":
+			health.ServeHTTP(w, r)
+		default:
+			problem{http.StatusNotFound, "there is /acquire, /heartbeat, /release and /healthz"}.write(w)
+		}
+	})
+}
+
+// adminHandler serves people and Prometheus.
+func adminHandler(cfg config, store slotstore.Store) http.Handler {
+	router := chi.NewRouter()
+	router.Handle("/healthz", &health{store: store, storeName: storeName(cfg)})
+	return router
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/tidwall/gjson"
+
+	"streamcap/slotstore"
+)
+
+// This file reads and writes JSON whose strings keep their bytes: a user may be invalid UTF-8, which encoding/json would
+// replace. encoding/json still decides what is valid JSON (and bounds its depth); gjson takes the values out.
+
+var errTooMany = errors.New("too many slots")
+
+// parseBatch reads {"slots":[{"user":"u1","id":"r1"}]}. A slot that comes twice counts once; a bad one fails the whole
+// batch by its number.
+func parseBatch(body []byte) ([]slotstore.ID, error) {
+	if !json.Valid(body) {
+		return nil, errors.New("the body is not valid JSON")
+	}
+	slots := gjson.GetBytes(body, "slots")
+	if !slots.IsArray() {
+		return nil, errors.New(`the body has no list "slots"; send {"slots":[{"user":"u1","id":"r1"}]}`)
+	}
+	var (
+		ids  []slotstore.ID
+		seen = make(map[slotstore.ID]bool)
+		n    int
+		bad  error
+	)
+	slots.ForEach(func(_, slot gjson.Result) bool {
+		if n++; n > maxBatchSlots {
+			return false
+		}
+		if bad != nil {
+			return true
+		}
+		id, err := parseSlot(slot)
+		switch {
+		case err != nil:
+			bad = fmt.Errorf("slots[%d]: %w", n-1, err)
+		case !seen[id]:
+			seen[id] = true
+			ids = append(ids, id)
+		}
+		return true
+	})
+	if n > maxBatchSlots {
+		return nil, errTooMany
+	}
+	return ids, bad
+}
+
+// parseSlot reads {"user":"u1","id":"r1"}, whatever else is in it.
+func parseSlot(slot gjson.Result) (slotstore.ID, error) {
+	user, id := slot.Get("user"), slot.Get("id")
+	if !slot.IsObject() || user.Exists() && user.Type != gjson.String || id.Exists() && id.Type != gjson.String {
+		return slotstore.ID{}, errors.New(`not {"user":"…","id":"…"}`)
+	}
+	return parseID(user.Str, id.Str)
+}
+
+// appendBeats writes {"extended":n,"gone":[{"user":…,"id":…}]}.
+func appendBeats(b []byte, beats slotstore.Beats) []byte {
+	b = fmt.Appendf(b, `{"extended":%d,"gone":[`, beats.Extended)
+	for i, gone := range beats.Gone {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendString(append(b, `{"user":`...), gone.User)
+		b = appendString(append(b, `,"id":`...), gone.Request)
+		b = append(b, '}')
+	}
+	return append(b, `]}`...)
+}
+
+// appendString writes a JSON string and keeps every byte that JSON lets stand.
+func appendString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < 0x20:
+			b = fmt.Appendf(b, `\u%04x`, c)
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}

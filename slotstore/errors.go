@@ -1,0 +1,123 @@
+package slotstore
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Reason says in one word why a store could not answer.
+type Reason string
+
+// The reasons.
+const (
+	Timeout     Reason = "timeout"      // the budget, or the socket's, ran out
+	Unavailable Reason = "unavailable"  // refused, reset, unresolvable, loading, failing over
+	BreakerOpen Reason = "breaker_open" // not asked: the role's breaker is open
+	Overload    Reason = "overload"     // not asked: our queue was full, or Redis is at its client limit
+	OOM         Reason = "oom"          // Redis is full and may not forget
+	ReadOnly    Reason = "readonly"     // a replica, or a primary that refuses writes
+	NoPerm      Reason = "noperm"       // wrong password, or an ACL or a server without a command we need
+	WrongType   Reason = "wrongtype"    // somebody else's data under this user's key
+	Moved       Reason = "moved"        // a cluster node, asked in standalone mode
+	Internal    Reason = "internal"     // all else
+)
+
+// Error is a store's failure to answer. It says nothing about the slot.
+type Error struct {
+	Op     string // acquire, heartbeat, release, undo, list
+	Reason Reason
+	Err    error
+}
+
+func (e *Error) Error() string { return "slotstore: " + e.Op + ": " + e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// ReasonOf is the reason of a store's error: [Internal] for an error that no store made, empty for nil.
+func ReasonOf(err error) Reason {
+	if err == nil {
+		return ""
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Reason
+	}
+	return Internal
+}
+
+var (
+	errTimeout  = errors.New("no answer within the budget")
+	errOverload = errors.New("not sent within the budget: every connection is busy")
+	errQueue    = errors.New("not sent: the queue is full")
+	errClosed   = errors.New("the store is closed")
+)
+
+// failure wraps the error of op once, at the package's edge.
+func failure(op string, err error) error {
+	return &Error{Op: op, Reason: classify(err), Err: err}
+}
+
+// replyCode finds the code of an error reply that a script has wrapped: up to Redis 6 it comes as
+// "ERR Error running script (call to f_…): @user_script:9: -OOM command not allowed …".
+var replyCode = regexp.MustCompile(`(?:^|[ -])(OOM|READONLY|NOREPLICAS|MISCONF|WRONGTYPE|NOPERM|NOAUTH|WRONGPASS|MOVED|ASK|CROSSSLOT|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|TRYAGAIN)\b`)
+
+// classify is the one place that knows errors by their kind, and Redis's error replies, which have nothing else, by
+// their text.
+func classify(err error) Reason {
+	if reply, ok := errors.AsType[redis.Error](err); ok {
+		return classifyReply(reply.Error())
+	}
+	netErr, isNet := errors.AsType[net.Error](err)
+	switch {
+	case errors.Is(err, errOverload), errors.Is(err, errQueue), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+		return Overload
+	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isNet && netErr.Timeout():
+		return Timeout
+	case isNet, isTLS(err), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, redis.ErrClosed), errors.Is(err, errClosed):
+		return Unavailable
+	}
+	return Internal
+}
+
+// isTLS knows the errors of a handshake that are no network errors.
+func isTLS(err error) bool {
+	_, record := errors.AsType[tls.RecordHeaderError](err)
+	_, alert := errors.AsType[tls.AlertError](err)
+	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
+	return record || alert || certificate
+}
+
+func classifyReply(text string) Reason {
+	lower := strings.ToLower(text)
+	switch {
+	case strings.Contains(lower, "unknown command"), strings.Contains(lower, "unknown redis command"),
+		strings.Contains(lower, "the user executing the script can't"):
+		return NoPerm
+	case strings.Contains(lower, "max number of clients reached"):
+		return Overload
+	}
+	code := replyCode.FindStringSubmatch(text)
+	if code == nil {
+		return Internal
+	}
+	switch code[1] {
+	case "OOM":
+		return OOM
+	case "READONLY", "NOREPLICAS", "MISCONF":
+		return ReadOnly
+	case "WRONGTYPE":
+		return WrongType
+	case "NOPERM", "NOAUTH", "WRONGPASS":
+		return NoPerm
+	case "MOVED", "ASK", "CROSSSLOT":
+		return Moved
+	}
+	return Unavailable
+}

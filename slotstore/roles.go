@@ -1,0 +1,298 @@
+package slotstore
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// RedisOptions say which Redis, and how long each role's caller waits for it.
+type RedisOptions struct {
+	Mode           string // standalone, cluster or sentinel
+	Network        string // tcp or unix
+	Addresses      []string
+	DB             int
+	Username       string
+	Password       string
+	SentinelMaster string
+	TLS            *tls.Config // nil: plaintext
+	Prefix         string      // of every key
+
+	// Hard bounds on the caller's wait, for each chunk of a batch.
+	AcquireTimeout, HeartbeatTimeout, ReleaseTimeout, AdminTimeout time.Duration
+}
+
+const (
+	// lateReply is how long a call goes on after its caller stopped waiting: cutting the connection at each budget
+	// kept the breaker open against a Redis whose first reply took 150 ms.
+	lateReply = time.Second
+	// workers is how many connections a role uses; calls that wait for one travel together in its next pipeline.
+	workers = 8
+	// queueLength is how many calls of a role wait at the most. What is over it is an [Overload] at once.
+	queueLength = 4096
+	// pipelineRuns is how many script runs one pipeline holds before it takes no further call.
+	pipelineRuns = 500
+)
+
+// script is a Lua script and the digest that a server which knows it knows it by.
+type script struct{ text, sha string }
+
+func newScript(text string) *script { return &script{text: text, sha: redis.NewScript(text).Hash()} }
+
+// call is a script with one or more sets of keys and arguments: what its caller waits for as one.
+type call struct {
+	script *script
+	runs   []run
+	late   func() // called instead of the caller if the call ends after she stopped waiting; may be nil
+	state  atomic.Int32
+	done   chan struct{}
+}
+
+// run is one execution of a script.
+type run struct {
+	keys  []string
+	args  []any
+	reply any
+	err   error
+}
+
+// The states of a call. A caller whose budget ends moves it from queued to dropped (it is never sent) or from sent to
+// left (late is told of its end).
+const (
+	queued int32 = iota
+	sent
+	dropped
+	left
+	answered
+)
+
+func newCall(script *script, runs int) *call {
+	return &call{script: script, runs: make([]run, 0, runs), done: make(chan struct{})}
+}
+
+func (c *call) add(keys []string, args ...any) { c.runs = append(c.runs, run{keys: keys, args: args}) }
+
+// role is what a connection is for. It has a client, connections, a queue and a budget of its own, so that the trouble
+// of one role is nobody else's.
+type role struct {
+	name   string
+	budget time.Duration
+	client redis.UniversalClient
+	queue  chan *call
+	stop   chan struct{}
+	work   sync.WaitGroup
+
+	mu        sync.Mutex
+	lastError string
+}
+
+func newRole(name string, options RedisOptions, budget time.Duration) *role {
+	r := &role{
+		name: name, budget: budget, client: newClient(name, options, budget),
+		queue: make(chan *call, queueLength), stop: make(chan struct{}),
+	}
+	for range workers {
+		r.work.Go(r.serve)
+	}
+	return r
+}
+
+// newClient connects at first use. It does without what old and managed servers refuse (CLIENT SETINFO, maintenance
+// notifications), and a refused CLIENT SETNAME is nobody's failure.
+func newClient(name string, options RedisOptions, budget time.Duration) redis.UniversalClient {
+	wait := max(budget, lateReply)
+	universal := &redis.UniversalOptions{
+		Addrs:      options.Addresses,
+		DB:         options.DB,
+		Username:   options.Username,
+		Password:   options.Password,
+		MasterName: options.SentinelMaster,
+		TLSConfig:  options.TLS,
+		OnConnect: func(ctx context.Context, conn *redis.Conn) error {
+			conn.ClientSetName(ctx, "streamcap-"+name)
+			return nil
+		},
+		Protocol:              2,
+		MaxRetries:            1, // a connection that Redis closed while it idled; every script may be repeated
+		MinRetryBackoff:       time.Millisecond,
+		MaxRetryBackoff:       8 * time.Millisecond,
+		DialTimeout:           wait,
+		DialerRetries:         1,
+		ReadTimeout:           wait,
+		WriteTimeout:          wait,
+		ContextTimeoutEnabled: true,
+		PoolSize:              workers,
+		PoolTimeout:           wait,
+		DisableIdentity:       true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+	switch options.Mode {
+	case "cluster":
+		return redis.NewClusterClient(universal.Cluster())
+	case "sentinel":
+		return redis.NewFailoverClient(universal.Failover())
+	}
+	simple := universal.Simple()
+	simple.Network = options.Network
+	return redis.NewClient(simple)
+}
+
+// do hands the call to a connection and waits for it, at most for the role's budget or until ctx ends. Without an
+// error every run has its own reply or error.
+func (r *role) do(ctx context.Context, c *call) error {
+	select {
+	case r.queue <- c:
+	case <-r.stop:
+		return errClosed
+	default:
+		return errQueue
+	}
+	budget := time.NewTimer(r.budget)
+	defer budget.Stop()
+	select {
+	case <-c.done:
+		return nil
+	case <-budget.C:
+	case <-ctx.Done():
+	case <-r.stop:
+	}
+	switch {
+	case c.state.CompareAndSwap(queued, dropped):
+		return errOverload
+	case c.state.CompareAndSwap(sent, left):
+		r.note(errTimeout)
+		return errTimeout
+	}
+	<-c.done
+	return nil
+}
+
+// serve sends what waits, as one pipeline, until the role is closed.
+func (r *role) serve() {
+	for {
+		select {
+		case c := <-r.queue:
+			r.send(r.collect(c))
+		case <-r.stop:
+			return
+		}
+	}
+}
+
+// collect takes the calls that wait already, without waiting for more.
+func (r *role) collect(c *call) []*call {
+	var calls []*call
+	runs := 0
+	for {
+		if c.state.CompareAndSwap(queued, sent) {
+			calls = append(calls, c)
+			runs += len(c.runs)
+		}
+		if runs >= pipelineRuns {
+			return calls
+		}
+		select {
+		case c = <-r.queue:
+		default:
+			return calls
+		}
+	}
+}
+
+// send runs the calls' scripts in one pipeline, and once more with their text where the server does not know them: a
+// restart, a failover and SCRIPT FLUSH all forget them.
+func (r *role) send(calls []*call) {
+	if len(calls) == 0 {
+		return
+	}
+	defer func() {
+		for _, c := range calls {
+			r.finish(c)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
+	defer cancel()
+	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
+		return pipeline.EvalSha(ctx, c.script.sha, run.keys, run.args...)
+	})
+	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
+		if !redis.HasErrorPrefix(run.err, "NOSCRIPT") {
+			return nil
+		}
+		return pipeline.Eval(ctx, c.script.text, run.keys, run.args...)
+	})
+}
+
+// exec sends in one pipeline what queue puts there: a command for a run, or nil to leave the run as it is.
+func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipeliner, *call, *run) *redis.Cmd) {
+	type pending struct {
+		run *run
+		cmd *redis.Cmd
+	}
+	var all []pending
+	pipeline := r.client.Pipeline()
+	for _, c := range calls {
+		for i := range c.runs {
+			if cmd := queue(pipeline, c, &c.runs[i]); cmd != nil {
+				all = append(all, pending{&c.runs[i], cmd})
+			}
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			for _, pending := range all {
+				pending.run.err = fmt.Errorf("panic in the driver: %v", p)
+			}
+		}
+	}()
+	_, _ = pipeline.Exec(ctx) // each command has its own error
+	for _, pending := range all {
+		pending.run.reply, pending.run.err = pending.cmd.Result()
+	}
+}
+
+// finish hands the call back to its caller, or to late.
+func (r *role) finish(c *call) {
+	for i := range c.runs {
+		r.note(c.runs[i].err)
+	}
+	if c.state.Swap(answered) == left {
+		if c.late != nil {
+			c.late()
+		}
+	}
+	close(c.done)
+}
+
+func (r *role) note(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lastError = ""
+	if err != nil {
+		r.lastError = string(classify(err)) + ": " + err.Error()
+	}
+}
+
+func (r *role) health() Health {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Health{Role: r.name, Breaker: "closed", LastError: r.lastError}
+}
+
+// close ends the role: calls that wait get an error, and the connections are closed once what was sent has ended.
+func (r *role) close() error {
+	close(r.stop)
+	r.work.Wait()
+	return r.client.Close()
+}
