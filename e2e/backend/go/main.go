@@ -141,7 +141,7 @@ func (s *slots) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Accel-Buffering", "no") // nginx hands on each event as it comes
-	if !send(w, string(first)) {
+	if r.Method == http.MethodHead || !send(w, string(first)) {
 		return
 	}
 	ticker := time.NewTicker(every)
