@@ -144,7 +144,7 @@ func (l *loading) suggest(unknown []string) []mistake {
 			return levenshtein.ComputeDistance(strings.ToUpper(name), a.name) - levenshtein.ComputeDistance(strings.ToUpper(name), b.name)
 		})
 		found = append(found, mistake{
-			envPrefix + name, "***", "there is no such setting, did you mean " + envPrefix + nearest.name + "?",
+			envPrefix + name, masked, "there is no such setting, did you mean " + envPrefix + nearest.name + "?",
 			envPrefix + nearest.name + "=" + nearest.example(),
 		})
 	}
@@ -205,6 +205,13 @@ func (l *loading) wrongWith(name, problem, example string) {
 	l.mistakes = append(l.mistakes, mistake{envPrefix + name, showValue(s, l.values[name]), problem, example})
 }
 
+// masked stands for a secret, whatever its length.
+const masked = "***"
+
+// pathSyntax is what a value must look like to be shown as the path of a
+// secret's file: people have put the secret itself there.
+var pathSyntax = regexp.MustCompile(`^\.{0,2}/`)
+
 // maxShown is how many bytes of a wrong value a message repeats.
 const maxShown = 200
 
@@ -212,8 +219,8 @@ func showValue(s setting, value string) string {
 	switch {
 	case s.name == "REDIS_URL":
 		return showRedisURL(value)
-	case s.secret():
-		return "***"
+	case s.secret(), s.name == "REDIS_PASSWORD_FILE" && !pathSyntax.MatchString(value):
+		return masked
 	case len(value) > maxShown:
 		return strconv.Quote(value[:maxShown]) + "…"
 	default:

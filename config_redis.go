@@ -75,7 +75,7 @@ func (l *loading) loadRedis(c *redisConfig) {
 		for _, name := range []string{"REDIS_USERNAME", "REDIS_PASSWORD", "REDIS_PASSWORD_FILE", "REDIS_MODE", "REDIS_SENTINEL_MASTER", "REDIS_CA_FILE"} {
 			needless := !l.isSet(name) || name == "REDIS_MODE" && c.Mode == "standalone"
 			if !needless && !l.isWrong("REDIS_URL") {
-				l.wrong(name, "needs STREAMCAP_REDIS_URL")
+				l.wrongWith(name, "needs STREAMCAP_REDIS_URL", "STREAMCAP_REDIS_URL=redis://redis.internal:6379")
 			}
 		}
 		*c = redisConfig{}

@@ -26,8 +26,9 @@ var (
 	credentialSyntax = regexp.MustCompile(`^([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*$`)
 	parameterSyntax  = regexp.MustCompile(`^[a-z_]{1,32}$`)
 	databaseSyntax   = regexp.MustCompile(`^[0-9]{1,5}$`)
-	// harmlessURL is a URL that can't hold a password, short of its query.
-	harmlessURL = regexp.MustCompile(`^([a-z][a-z0-9+]*://)?(,?([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]{0,5})?)+(/[A-Za-z0-9._/-]*)?$`)
+	// harmlessURL is a URL that can't hold a password, short of its query; one
+	// without a scheme is shown where it is clearly a host and port.
+	harmlessURL = regexp.MustCompile(`^([a-z][a-z0-9+]*://(([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]{0,5})?(,([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]{0,5})?)*)?(/[A-Za-z0-9._/-]*)?|[A-Za-z0-9._-]+:[0-9]{1,5})$`)
 )
 
 var errCredentials = errors.New("has a special character as it is in the user name or password, one of / ? # % @ [ ] or a space or the like:" +
@@ -38,7 +39,7 @@ var errCredentials = errors.New("has a special character as it is in the user na
 func showRedisURL(value string) string {
 	withoutQuery, query, found := strings.Cut(value, "?")
 	if strings.ContainsAny(value, "@%") || !harmlessURL.MatchString(withoutQuery) {
-		return "***"
+		return masked
 	}
 	if found && query != "" {
 		return strconv.Quote(withoutQuery + "?***")
@@ -154,10 +155,10 @@ func parseRedisHosts(hosts, defaultPort string) ([]string, error) {
 		host, port, hasPort := strings.Cut(entry, ":")
 		bracketed := strings.HasPrefix(entry, "[")
 		if bracketed {
-			var behind string
-			host, behind, _ = strings.Cut(entry[1:], "]")
+			inside, behind, closed := strings.Cut(entry[1:], "]")
+			host = inside
 			port, hasPort = strings.CutPrefix(behind, ":")
-			if ip, err := netip.ParseAddr(host); err != nil || !ip.Is6() || behind != "" && !hasPort {
+			if ip, err := netip.ParseAddr(host); err != nil || !ip.Is6() || !closed || behind != "" && !hasPort {
 				return nil, errors.New("has brackets without an IPv6 address in them, which are written [::1]:6379")
 			}
 		}
