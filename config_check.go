@@ -19,7 +19,7 @@ var (
 // checkValues is what a value must be beyond its syntax.
 func (l *loading) checkValues(cfg *config) {
 	for _, s := range l.known {
-		d, ok := reflect.ValueOf(*cfg).FieldByIndex(s.index).Interface().(time.Duration)
+		d, ok := reflect.TypeAssert[time.Duration](reflect.ValueOf(*cfg).FieldByIndex(s.index))
 		if ok && d == 0 && l.isSet(s.name) && s.name != "MAX_STREAM_AGE" && !l.isWrong(s.name) {
 			l.wrong(s.name, "must be at least 1ms")
 		}

@@ -66,7 +66,9 @@ func (c redisConfig) String() string {
 func (c redisConfig) GoString() string { return c.String() }
 
 // MarshalText returns String.
-func (c redisConfig) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+func (c redisConfig) MarshalText() ([]byte, error) { //nolint:unparam // it is encoding.TextMarshaler
+	return []byte(c.String()), nil
+}
 
 // loadRedis completes c from its raw settings, and empties it where no URL is
 // set.
@@ -172,8 +174,7 @@ func (l *loading) readCA(file string) *x509.CertPool {
 // reason is the cause of an error of the file system without the path, which
 // the mistake shows already.
 func reason(err error) string {
-	var failed *os.PathError
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*os.PathError](err); ok {
 		return failed.Err.Error()
 	}
 	return err.Error()

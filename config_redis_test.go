@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http/httptest"
 	"net/url"
 	"os"
@@ -251,18 +250,22 @@ func TestPrivateCA_D06(t *testing.T) {
 	if cfg.Redis.TLS.MinVersion != tls.VersionTLS12 || cfg.Redis.TLS.InsecureSkipVerify {
 		t.Errorf("a weaker TLS than promised: %+v", cfg.Redis.TLS)
 	}
-	connection, err := tls.DialWithDialer(&net.Dialer{}, "tcp", address, cfg.Redis.TLS)
+	trusting := tls.Dialer{Config: cfg.Redis.TLS}
+	connection, err := trusting.DialContext(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatalf("the CA of the file is not trusted: %v", err)
 	}
-	connection.Close()
+	if err = connection.Close(); err != nil {
+		t.Error(err)
+	}
 
 	cfg, err = loadConfig([]string{"STREAMCAP_REDIS_URL=rediss://" + address})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var unknownAuthority *tls.CertificateVerificationError
-	if _, err = tls.DialWithDialer(&net.Dialer{}, "tcp", address, cfg.Redis.TLS); !errors.As(err, &unknownAuthority) {
+	doubting := tls.Dialer{Config: cfg.Redis.TLS}
+	_, err = doubting.DialContext(t.Context(), "tcp", address)
+	if _, refused := errors.AsType[*tls.CertificateVerificationError](err); !refused {
 		t.Errorf("without the file its server is refused, got %v", err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func wantMistakes(t *testing.T, err error, lines ...string) {
 	t.Helper()
 	want := "1 mistake in the settings:"
 	if len(lines) > 1 {
-		want = string(rune('0'+len(lines))) + " mistakes in the settings:"
+		want = strconv.Itoa(len(lines)) + " mistakes in the settings:"
 	}
 	for _, line := range lines {
 		want += "\n  " + line

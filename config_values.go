@@ -159,7 +159,7 @@ func parseAdminUsers(value string) (adminUsers, error) {
 		name, digits, found := strings.Cut(strings.TrimSpace(entry), ":")
 		hash, err := hex.DecodeString(digits)
 		_, twice := parsed[name]
-		problem := ""
+		var problem string
 		switch {
 		case !found && name == "":
 			problem = "is empty"
