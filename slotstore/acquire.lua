@@ -32,7 +32,7 @@ if held_ms then
     outcome, attempt = 2, ''
   end
 elseif limit < 0 or used < limit then
-  if used == 0 then redis.call('DEL', details) end -- what an evicted sorted set has left behind
+  if used == 0 and redis.call('EXISTS', details) == 1 then redis.call('DEL', details) end -- an evicted set's leftovers
   used = used + 1
 else
   local first = redis.call('ZRANGE', slots, 0, 0, 'WITHSCORES')

@@ -98,7 +98,7 @@ func classifyReply(text string) Reason {
 	lower := strings.ToLower(text)
 	switch {
 	case strings.Contains(lower, "unknown command"), strings.Contains(lower, "unknown redis command"),
-		strings.Contains(lower, "the user executing the script can't"):
+		strings.Contains(lower, "the user executing the script can't"), strings.Contains(lower, "unauthenticated"):
 		return NoPerm
 	case strings.Contains(lower, "max number of clients reached"):
 		return Overload

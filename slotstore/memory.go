@@ -93,8 +93,11 @@ func (m *Memory) Acquire(_ context.Context, req Request) (decision Decision, err
 			started: now, expires: now + m.lifetimes.Initial, limit: req.Limit,
 		}
 		if i := find(live, req.Request); i >= 0 {
-			decision = Decision{Outcome: Renewed, Used: len(live)}
-			slot.attempt, slot.started, slot.expires = "", live[i].started, max(live[i].expires, slot.expires)
+			decision = Decision{Outcome: Granted, Used: len(live)}
+			if live[i].attempt != slot.attempt {
+				decision.Outcome, slot.attempt = Renewed, ""
+			}
+			slot.started, slot.expires = live[i].started, max(live[i].expires, slot.expires)
 			live[i] = slot
 			return live
 		}
@@ -157,7 +160,7 @@ func (m *Memory) Release(_ context.Context, ids ...ID) (releases Releases, err e
 
 // Undo implements [Store]. It never fails.
 func (m *Memory) Undo(_ context.Context, id ID, attempt string) (undone bool, err error) {
-	return m.remove(id, func(s memorySlot) bool { return s.attempt == attempt }), nil
+	return m.remove(id, func(s memorySlot) bool { return attempt != "" && s.attempt == attempt }), nil
 }
 
 // remove takes away a live slot that may go, and says whether there was one.

@@ -44,6 +44,7 @@ type Redis struct {
 
 // NewRedis returns a store on the Redis that options name. It does not wait for it.
 func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
+	quietDriver()
 	return &Redis{
 		prefix:    options.Prefix,
 		lifetimes: lifetimes,
@@ -201,6 +202,9 @@ func (s *Redis) Release(ctx context.Context, ids ...ID) (Releases, error) {
 
 // Undo implements [Store].
 func (s *Redis) Undo(ctx context.Context, id ID, attempt string) (undone bool, err error) {
+	if attempt == "" {
+		return false, nil // to the script it would be a release
+	}
 	err = s.each(ctx, s.release, releaseScript, []ID{id}, []any{attempt}, func(_ ID, answer answer) { undone = answer == yes })
 	if err != nil {
 		return false, failure("undo", err)

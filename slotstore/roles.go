@@ -1,11 +1,15 @@
 package slotstore
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -88,6 +92,8 @@ type role struct {
 	stop   chan struct{}
 	work   sync.WaitGroup
 
+	closing sync.Once
+
 	mu        sync.Mutex
 	lastError string
 }
@@ -142,16 +148,73 @@ func newClient(name string, options RedisOptions, budget time.Duration) redis.Un
 	}
 	simple := universal.Simple()
 	simple.Network = options.Network
+	simple.Dialer = heedRefusals(redis.NewDialer(simple))
 	return redis.NewClient(simple)
 }
+
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// heedRefusals lets a connection say why the server closed it. A Redis at its client limit writes an error and closes:
+// the driver takes that for an answer to its handshake, and all that comes out is its next, failed write.
+func heedRefusals(dial dialer) dialer {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &heedful{Conn: conn}, nil
+	}
+}
+
+type heedful struct {
+	net.Conn
+	refused refusal // the last error reply that began a read; the driver has one goroutine for a connection
+}
+
+func (c *heedful) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && b[0] == '-' {
+		line, _, _ := bytes.Cut(b[1:n], []byte("\r\n"))
+		c.refused = refusal(line)
+	}
+	return n, err
+}
+
+func (c *heedful) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil && c.refused == "" {
+		_, _ = c.Read(make([]byte, 512)) // it was never read, or there is none
+	}
+	if err != nil && c.refused != "" {
+		return n, c.refused
+	}
+	return n, err
+}
+
+// SyscallConn lets the driver see that an idle connection was closed.
+func (c *heedful) SyscallConn() (syscall.RawConn, error) {
+	if conn, ok := c.Conn.(syscall.Conn); ok {
+		return conn.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// refusal is an error reply to no command.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError makes it a [redis.Error].
+func (refusal) RedisError() {}
 
 // do hands the call to a connection and waits for it, at most for the role's budget or until ctx ends. Without an
 // error every run has its own reply or error.
 func (r *role) do(ctx context.Context, c *call) error {
+	if r.stopped() {
+		return errClosed
+	}
 	select {
 	case r.queue <- c:
-	case <-r.stop:
-		return errClosed
 	default:
 		return errQueue
 	}
@@ -256,9 +319,12 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 			}
 		}
 	}()
-	_, _ = pipeline.Exec(ctx) // each command has its own error
+	_, err := pipeline.Exec(ctx)
 	for _, pending := range all {
 		pending.run.reply, pending.run.err = pending.cmd.Result()
+		if pending.run.reply == nil && pending.run.err == nil {
+			pending.run.err = err // the handshake failed: the driver tells the pipeline, not its commands
+		}
 	}
 }
 
@@ -292,7 +358,23 @@ func (r *role) health() Health {
 
 // close ends the role: calls that wait get an error, and the connections are closed once what was sent has ended.
 func (r *role) close() error {
-	close(r.stop)
+	r.closing.Do(func() { close(r.stop) })
 	r.work.Wait()
 	return r.client.Close()
 }
+
+func (r *role) stopped() bool {
+	select {
+	case <-r.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// quietDriver takes away the driver's own log: every error comes back with the call that met it.
+func quietDriver() { redis.SetLogger(silent{}) }
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
