@@ -50,6 +50,10 @@ func TestPasswordMayHoldAnything_C04(t *testing.T) {
 	if err != nil || cfg.Redis.Password != "a\n" {
 		t.Errorf("one line end alone is taken off a file: got %q, %v", cfg.Redis.Password, err)
 	}
+	cfg, err = loadConfig([]string{"STREAMCAP_REDIS_URL=redis://h", `STREAMCAP_REDIS_PASSWORD="p"`})
+	if err != nil || cfg.Redis.Password != `"p"` {
+		t.Errorf("quotes may belong to a password: got %q, %v", cfg.Redis.Password, err)
+	}
 	cfg, err = loadConfig([]string{"STREAMCAP_REDIS_URL=redis://eve:p@h", "STREAMCAP_REDIS_USERNAME=bob"})
 	if err != nil || cfg.Redis.Username != "bob" || cfg.Redis.Password != "p" {
 		t.Errorf("the user name beats the URL's: got %q %q, %v", cfg.Redis.Username, cfg.Redis.Password, err)

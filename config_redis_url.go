@@ -38,7 +38,7 @@ var errCredentials = errors.New("has a special character as it is in the user na
 // stray character has cut off.
 func showRedisURL(value string) string {
 	withoutQuery, query, found := strings.Cut(value, "?")
-	if strings.ContainsAny(value, "@%") || !harmlessURL.MatchString(withoutQuery) {
+	if strings.Contains(value, "@") || !harmlessURL.MatchString(withoutQuery) {
 		return masked
 	}
 	if found && query != "" {

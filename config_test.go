@@ -269,6 +269,7 @@ func TestListenAddresses(t *testing.T) {
 		{value: "localhost:080", want: listenAddress{"tcp", "localhost:80"}},
 		{value: "unix:/run/streamcap.sock", want: listenAddress{"unix", "/run/streamcap.sock"}},
 		{value: "unix:///run/streamcap.sock", want: listenAddress{"unix", "/run/streamcap.sock"}},
+		{value: "unix:/" + strings.Repeat("x", 106), want: listenAddress{"unix", "/" + strings.Repeat("x", 106)}},
 		{value: "9180", problem: "is a port alone: write 127.0.0.1:9180 for this machine, or :9180 for every address"},
 		{value: "127.0.0.1", problem: "has no port"},
 		{value: "127.0.0.1:", problem: "has a port that isn't 0 to 65535"},
@@ -341,6 +342,10 @@ func TestWordsAndFlags(t *testing.T) {
 		`STREAMCAP_BACKEND_TOKEN=***: must be printable ASCII without spaces, since it travels in a header (example: the output of: openssl rand -hex 32)`,
 		`STREAMCAP_LOG_FORMAT="text": must be json or console (example: json)`,
 	)
+	for _, mode := range []string{"0", "0000", "01000", "-1", "rw"} {
+		_, err = loadOne("SOCKET_MODE", mode)
+		wantMistakes(t, err, `STREAMCAP_SOCKET_MODE="`+mode+`": must be the permissions of a file in octal, 0001 to 0777 (example: 0666)`)
+	}
 	cfg, err := loadConfig([]string{"STREAMCAP_ENFORCE=0", "STREAMCAP_SOCKET_MODE=0o660", "STREAMCAP_DENY_STATUS=429", "STREAMCAP_KEY_PREFIX=a:b.c_d-e"})
 	if err != nil || cfg.Enforce || cfg.SocketMode != 0o660 || cfg.DenyStatus != 429 || cfg.KeyPrefix != "a:b.c_d-e" {
 		t.Errorf("got %+v, %v", cfg, err)
@@ -387,7 +392,8 @@ func TestUnknownNameGetsTheNearest(t *testing.T) {
 	_, err := loadConfig([]string{
 		"STREAMCAP_REDIS_PASWORD=hunter2",
 		"STREAMCAP_HEARTBEAT_INTERVALL=20s",
-		"STREAMCAP_redis_url=redis://h",
+		"STREAMCAP_loglevel=debug",
+		"STREAMCAP_loglevel=info",
 		"STREAMCAP_EMPTY=",
 		"STREAMCAP_QUOTED=\"\"",
 		"SLOT_TTL=120",
@@ -396,7 +402,7 @@ func TestUnknownNameGetsTheNearest(t *testing.T) {
 	wantMistakes(t, err,
 		"STREAMCAP_HEARTBEAT_INTERVALL=***: there is no such setting, did you mean STREAMCAP_HEARTBEAT_INTERVAL? (example: STREAMCAP_HEARTBEAT_INTERVAL=20s)",
 		"STREAMCAP_REDIS_PASWORD=***: there is no such setting, did you mean STREAMCAP_REDIS_PASSWORD? (example: STREAMCAP_REDIS_PASSWORD=the password as it is, nothing encoded)",
-		"STREAMCAP_redis_url=***: there is no such setting, did you mean STREAMCAP_REDIS_URL? (example: STREAMCAP_REDIS_URL=redis://redis.internal:6379)",
+		"STREAMCAP_loglevel=***: there is no such setting, did you mean STREAMCAP_LOG_LEVEL? (example: STREAMCAP_LOG_LEVEL=info)",
 	)
 }
 
