@@ -90,9 +90,10 @@ func (a *authRequest) missing(limit int, reason, directive string, err error) ve
 // acquire asks the store. The call goes on when nginx hangs up, so that a hung store is seen behind an impatient nginx;
 // what it took for a client that left is undone.
 func (a *authRequest) acquire(r *http.Request, req slotstore.Request) verdict {
-	decision, err := a.store.Acquire(context.WithoutCancel(r.Context()), req)
+	ctx := context.WithoutCancel(r.Context())
+	decision, err := a.store.Acquire(ctx, req)
 	if r.Context().Err() != nil && err == nil && decision.Outcome == slotstore.Granted {
-		a.unsettled.undoNow(req.ID, req.Attempt)
+		a.unsettled.undoNow(ctx, req.ID, req.Attempt)
 		return a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
 	}
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // version is set by the linker (-X main.version=…).
-var version string //nolint:gochecknoglobals // the linker sets nothing else
+var version string
 
 func buildVersion() string {
 	if version != "" {

@@ -44,8 +44,8 @@ func (u *unsettled) keepReleases(ids []slotstore.ID) {
 }
 
 // undoNow takes back what a cancelled acquire was granted; nobody waits for it.
-func (u *unsettled) undoNow(id slotstore.ID, attempt string) {
-	if _, err := u.store.Undo(context.Background(), id, attempt); err != nil {
+func (u *unsettled) undoNow(ctx context.Context, id slotstore.ID, attempt string) {
+	if _, err := u.store.Undo(ctx, id, attempt); err != nil {
 		u.keepUndo(id, attempt)
 	}
 }

@@ -8,7 +8,8 @@ local slots, details = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local live = redis.call('ZRANGEBYSCORE', slots, '(' .. string.format('%.0f', now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1000)
+local after_now = string.format('(%.0f', now_ms)
+local live = redis.call('ZRANGEBYSCORE', slots, after_now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1000)
 local listed = {}
 for i = 1, #live, 2 do
   local detail = redis.call('HGET', details, live[i]) or ''

@@ -168,14 +168,13 @@ func heedRefusals(dial dialer) dialer {
 
 type heedful struct {
 	net.Conn
-	refused refusal // the last error reply that began a read; the driver has one goroutine for a connection
+	refused refusal // set by the goroutine that uses the connection; the driver lets in one at a time
 }
 
 func (c *heedful) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && b[0] == '-' {
-		line, _, _ := bytes.Cut(b[1:n], []byte("\r\n"))
-		c.refused = refusal(line)
+	if reply, ok := bytes.CutPrefix(b[:n], []byte("-")); ok && bytes.HasPrefix(reply, []byte(errClientLimit)) {
+		c.refused = errClientLimit
 	}
 	return n, err
 }
@@ -201,6 +200,8 @@ func (c *heedful) SyscallConn() (syscall.RawConn, error) {
 
 // refusal is an error reply to no command.
 type refusal string
+
+const errClientLimit refusal = "ERR max number of clients reached"
 
 func (r refusal) Error() string { return string(r) }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -112,6 +113,31 @@ func (s *Server) Signal(signal os.Signal) {
 	if err := s.cmd.Process.Signal(signal); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// Pause has every script wait until [Server.Unpause]; the client goes on.
+func (s *Server) Pause() { s.do("CLIENT", "PAUSE", "600000", "WRITE") }
+
+// Unpause ends a pause.
+func (s *Server) Unpause() { s.do("CLIENT", "UNPAUSE") }
+
+func (s *Server) do(args ...any) {
+	s.t.Helper()
+	if err := s.Client.Do(s.t.Context(), args...).Err(); err != nil {
+		s.t.Fatalf("%v: %v", args, err)
+	}
+}
+
+// Waiting says how many of a role's connections wait with a script for the end of a pause.
+func (s *Server) Waiting(role string) int {
+	s.t.Helper()
+	n := 0
+	for line := range strings.Lines(s.Client.ClientList(s.t.Context()).Val()) {
+		if strings.Contains(line, "name=streamcap-"+role+" ") && strings.Contains(line, "flags=b") {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *Server) clock() string { return filepath.Join(s.dir, "clock") }
