@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -419,6 +420,59 @@ func TestCheckLeavesNothingBehind(t *testing.T) {
 	}
 	if !slices.Equal(failed, []string{"acquire noperm"}) {
 		t.Errorf("failed %q, want the acquire alone", failed)
+	}
+}
+
+func TestTheReadmesACLLineIsEnough_D04(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^ACL SETUSER streamcap .*$`).FindString(string(readme))
+	var args []any
+	for _, word := range strings.Fields(line) {
+		args = append(args, word)
+	}
+	server := redistest.Start(t)
+	server.Freeze()
+	if err := server.Client.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	options := redisOptions(server)
+	options.Username, options.Password, options.DB = "streamcap", "password", 1
+	expired := 0
+	store := slotstore.NewRedis(options, lifetimes, slotstore.Events{Expired: func(n int) { expired += n }})
+	t.Cleanup(func() { store.Close() })
+	w := &world{T: t, store: store}
+	for _, probe := range store.Check(t.Context()) {
+		if probe.Err != nil {
+			t.Errorf("%s: %v", probe.Role, probe.Err)
+		}
+	}
+	w.acquires("u1", "r1", 2, slotstore.Granted, 1)
+	w.acquires("u1", "r2", 2, slotstore.Granted, 2)
+	w.acquires("u1", "r2", 2, slotstore.Renewed, 2)
+	w.acquires("u1", "r3", 2, slotstore.Denied, 2)
+	w.extends("u1", "r1", true)
+	w.holds("u1", "r1", "r2")
+	w.tryAs("undone", "u1", "r4", 3)
+	w.undoes("undone", "u1", "r4", true)
+	w.releases("u1", "r2", true)
+	server.Advance(slotTTL)
+	w.acquires("u1", "r1", 1, slotstore.Granted, 1)
+	server.Client.Do(t.Context(), "SELECT", 1)
+	server.Client.Del(t.Context(), "streamcap:{u1}:slots")
+	w.acquires("u1", "r1", 1, slotstore.Granted, 1)
+	server.Advance(maxAge)
+	if log := server.Client.Do(t.Context(), "ACL", "LOG").Val(); len(log.([]any)) > 0 {
+		for _, entry := range log.([]any) {
+			if !strings.Contains(fmt.Sprint(entry), "hello") {
+				t.Errorf("Redis refused %v", entry)
+			}
+		}
+	}
+	if expired != 1 {
+		t.Errorf("%d expired", expired)
 	}
 }
 
