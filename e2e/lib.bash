@@ -372,14 +372,15 @@ burst() {
 # count TEXT FILE: lines that begin with it.
 count() { grep -c "^$1" "$2" || true; }
 
-# raw ADDRESS BYTES: sends the bytes (printf format) as they are and keeps the connection open; STATUS
+# raw ADDRESS BYTES: sends the bytes (with \r, \n, \xff) as they are and keeps the connection open; STATUS
 # and TOOK (ms) of the answer's first line, 000 where none comes within 2 s.
 raw() {
     local line='' began connection
     exec {connection}<>"/dev/tcp/${1%:*}/${1##*:}"
     began=$(now_ms)
-    # shellcheck disable=SC2059 # the bytes are the format
-    printf "$2" >&"$connection"
+    # In one piece: who is refused at the first line closes before a second could be sent.
+    printf '%b' "$2" >"$DIR/raw"
+    cat "$DIR/raw" >&"$connection"
     IFS= read -r -t 2 line <&"$connection" || true
     TOOK=$(($(now_ms) - began))
     exec {connection}>&-
