@@ -17,7 +17,9 @@ import (
 // denyStatus), because auth_request turns everything else into a 500 for the client.
 type authRequest struct {
 	store         slotstore.Store
+	local         *slotstore.Memory // decides where the store can't; nil: off
 	unsettled     *unsettled
+	trouble       *trouble
 	limits        map[string]int // by plan
 	defaultLimit  int
 	shadow        bool // count and report, never deny
@@ -28,7 +30,6 @@ type authRequest struct {
 	log           zerolog.Logger
 	warnings      throttle // one a minute for each kind of bad input
 	denials       throttle // one a second for each user
-	failures      throttle // one a second
 }
 
 // verdict is the answer to one acquire.
@@ -91,18 +92,44 @@ func (a *authRequest) missing(limit int, reason, directive string, err error) ve
 // what it took for a client that left is undone.
 func (a *authRequest) acquire(r *http.Request, req slotstore.Request) verdict {
 	ctx := context.WithoutCancel(r.Context())
-	decision, err := a.store.Acquire(ctx, req)
-	if r.Context().Err() != nil && err == nil && decision.Outcome == slotstore.Granted {
-		a.unsettled.undoNow(ctx, req.ID, req.Attempt)
-		return a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
+	if a.local != nil && a.local.Holds(req.ID) {
+		return a.decideLocally(r, req)
 	}
+	decision, err := a.store.Acquire(ctx, req)
 	if err != nil {
-		if count, ok := a.failures.allow(""); ok {
-			a.log.Warn().Str("event", "failopen").Str("role", slotstore.RoleAcquire).Str("reason", string(slotstore.ReasonOf(err))).
-				Int("count", count).Err(err).Msg("the store could not answer acquires")
+		a.trouble.failed(slotstore.RoleAcquire, err)
+		if a.local != nil {
+			return a.decideLocally(r, req)
 		}
 		return a.failed(req.Limit, slotstore.ReasonOf(err))
 	}
+	if decision.Outcome == slotstore.Granted && r.Context().Err() != nil {
+		a.unsettled.undoNow(ctx, req.ID, req.Attempt)
+		return a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
+	}
+	return a.decided(req, decision)
+}
+
+// decideLocally caps in memory while the store can't answer, and renews what it granted so for as long as that lives.
+func (a *authRequest) decideLocally(r *http.Request, req slotstore.Request) verdict {
+	ctx := context.WithoutCancel(r.Context())
+	decision, err := a.local.Acquire(ctx, req)
+	if err != nil {
+		return a.failed(req.Limit, slotstore.ReasonOf(err))
+	}
+	if decision.Outcome == slotstore.Granted && r.Context().Err() != nil {
+		_, _ = a.local.Undo(ctx, req.ID, req.Attempt) // memory never fails
+		return a.failed(req.Limit, slotstore.Internal)
+	}
+	v := a.decided(req, decision)
+	if v.slot == "held" {
+		v.reason = "local"
+	}
+	return v
+}
+
+// decided is the answer to what a store decided.
+func (a *authRequest) decided(req slotstore.Request, decision slotstore.Decision) verdict {
 	v := verdict{status: http.StatusNoContent, slot: "held", limit: req.Limit, used: decision.Used}
 	if decision.Outcome == slotstore.Denied {
 		v = a.denied(v, a.denyStatus, "stream_limit_reached")

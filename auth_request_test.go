@@ -52,7 +52,7 @@ func mustLoad(t *testing.T, settings ...string) config {
 }
 
 func TestHeldSlotHasItsHeaders(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		response := s.acquire("u1", "r1", "204 held")
 		for name, want := range map[string]string{
 			headerLimit: "2", headerUsed: "1", headerHeartbeatInterval: "1.5", "Cache-Control": "no-store", headerReason: "", "Retry-After": "",
@@ -74,7 +74,7 @@ func TestHeldSlotHasItsHeaders(t *testing.T) {
 func TestDenialHasItsHeaders_N01_N03(t *testing.T) {
 	for _, status := range []string{"403", "429"} {
 		t.Run(status, func(t *testing.T) {
-			eachStore(t, func(s *service) {
+			eachStore(t, func(s *running) {
 				s.acquire("u1", "r1", "204 held")
 				response := s.acquire("u1", "r2", status+" denied stream_limit_reached")
 				seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
@@ -115,6 +115,13 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 	}
 }
 
+// serviceOn is a service on a store of the test's.
+func serviceOn(cfg config, store slotstore.Store) *service {
+	return &service{
+		cfg: cfg, log: zerolog.Nop(), store: store, unsettled: &unsettled{store: store, slotTTL: cfg.SlotTTL}, trouble: newTrouble(zerolog.Nop(), cfg.Redis),
+	}
+}
+
 // ask has the acquire handler answer one request, on a store of the test's.
 func ask(cfg config, store slotstore.Store, headers ...string) *httptest.ResponseRecorder {
 	request := httptest.NewRequest(http.MethodGet, "/acquire", nil)
@@ -123,7 +130,7 @@ func ask(cfg config, store slotstore.Store, headers ...string) *httptest.Respons
 		request.Header.Add(name, value)
 	}
 	recorder := httptest.NewRecorder()
-	publicHandler(cfg, store, &unsettled{store: store}, zerolog.Nop()).ServeHTTP(recorder, request)
+	serviceOn(cfg, store).publicHandler().ServeHTTP(recorder, request)
 	return recorder
 }
 
@@ -179,11 +186,11 @@ func TestStatusTable(t *testing.T) {
 }
 
 // serveStore serves the public listener's handler on a store of the test's.
-func serveStore(t *testing.T, cfg config, store slotstore.Store) *service {
+func serveStore(t *testing.T, cfg config, store slotstore.Store) *running {
 	t.Helper()
-	server := httptest.NewServer(publicHandler(cfg, store, &unsettled{store: store}, zerolog.Nop()))
+	server := httptest.NewServer(serviceOn(cfg, store).publicHandler())
 	t.Cleanup(server.Close)
-	return &service{T: t, url: server.URL, client: server.Client(), log: &logLines{}}
+	return &running{T: t, url: server.URL, client: server.Client(), log: &logLines{}}
 }
 
 func TestEveryReasonOfTheStoreIsTold(t *testing.T) {
@@ -199,7 +206,7 @@ func TestEveryReasonOfTheStoreIsTold(t *testing.T) {
 }
 
 func TestAnyMethodPathAndHost_N05(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for _, method := range []string{"GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PROPFIND", "FOO"} {
 			for _, path := range []string{"/acquire", "/acquire/", "/acquire///", "/acquire?a=b&c", "/acquire//?/x"} {
 				for _, host := range []string{"x", "a.b:99", "[::1]"} {
@@ -222,7 +229,7 @@ func TestAnyMethodPathAndHost_N05(t *testing.T) {
 }
 
 // raw sends bytes on a connection of its own and returns the answer's status line, and whether it came within a second.
-func (s *service) raw(bytes string) (status string) {
+func (s *running) raw(bytes string) (status string) {
 	s.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 	if err != nil {
@@ -241,7 +248,7 @@ func (s *service) raw(bytes string) (status string) {
 }
 
 func TestAnnouncedBodyIsNeverWaitedFor_N06(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for n, body := range []string{
 			"Content-Length: 77\r\n\r\n", "Content-Length: 10485760\r\n\r\n", "Content-Length: 77\r\n\r\nsome of it",
 			"Transfer-Encoding: chunked\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nff\r\nx", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
@@ -272,7 +279,7 @@ func TestHeadersUpTo64KiB(t *testing.T) {
 }
 
 func TestBadUserIsNobodysSlot_A11_S02(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for _, headers := range [][]string{
 			nil, {"X-User-Id: "}, {"X-User-Id:    "}, {"X-User-Id: -"}, {"X-User-Id: u1", "X-User-Id: u2"}, {"X-User-Id: u1", "X-User-Id: u1"},
 			{"X-User-Id: " + strings.Repeat("x", 257)}, {"X_User_Id: u1"}, {"X-User-Id: a\tb"},
@@ -293,7 +300,7 @@ func TestBadUserIsNobodysSlot_A11_S02(t *testing.T) {
 }
 
 func TestBadRequestIDIsNobodysSlot_A12_S09(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "good", "204 held")
 		var parallel sync.WaitGroup
 		for range 10 {
@@ -357,7 +364,7 @@ func TestTrustedLimitBeatsPlanBeatsDefault(t *testing.T) {
 }
 
 func TestUnlimitedIsCountedAndNeverDenied_A08(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for n := range 20 {
 			response := s.acquire("u1", fmt.Sprint("r", n), "204 held")
 			if got := response.Header.Get(headerUsed); got != strconv.Itoa(n+1) {
@@ -368,7 +375,7 @@ func TestUnlimitedIsCountedAndNeverDenied_A08(t *testing.T) {
 }
 
 func TestShadowModeCountsAndReports(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held")
 		response := s.acquire("u1", "r2", "204 uncounted shadow")
 		if response.Header.Get(headerUsed) != "1" || response.Header.Get(headerLimit) != "1" || response.Header.Get("Retry-After") != "" {
@@ -405,7 +412,7 @@ func TestDenialsOfOneUserAreOneLineASecond(t *testing.T) {
 }
 
 // leaves sends an acquire, waits until it waits for Redis, and hangs up.
-func (s *service) leaves(waiting func() bool, user, id string) {
+func (s *running) leaves(waiting func() bool, user, id string) {
 	s.Helper()
 	ctx, hangUp := context.WithCancel(s.Context())
 	defer hangUp()
@@ -462,7 +469,7 @@ func (s leavingStore) Acquire(ctx context.Context, req slotstore.Request) (slots
 func TestHalfClosedClientCountsAsGone(t *testing.T) {
 	cfg, left := mustLoad(t), make(chan struct{})
 	store := leavingStore{openStore(cfg, slotstore.Events{}), left}
-	handler := publicHandler(cfg, store, &unsettled{store: store}, zerolog.Nop())
+	handler := serviceOn(cfg, store).publicHandler()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		context.AfterFunc(r.Context(), func() { close(left) })
 		handler.ServeHTTP(w, r)

@@ -31,30 +31,3 @@ func runCheck(ctx context.Context, cfg config, stdout io.Writer) int {
 	}
 	return code
 }
-
-// hint says what to do about a store that gives this reason.
-func hint(reason slotstore.Reason, redis redisConfig) string {
-	switch reason {
-	case slotstore.Timeout:
-		return "is the address right, does a firewall drop the packets, is Redis busy, does the port speak TLS (rediss://)?"
-	case slotstore.Unavailable:
-		if redis.TLS != nil {
-			return "is Redis up, does this port speak TLS, and does STREAMCAP_REDIS_CA_FILE hold the CA that signed its certificate?"
-		}
-		return "is Redis up, is the name right, and does the port want TLS (rediss://)?"
-	case slotstore.OOM:
-		return "Redis is full and may not forget: raise maxmemory or set maxmemory-policy to allkeys-lru"
-	case slotstore.ReadOnly:
-		return "this is a replica, or a primary that refuses writes: use the primary's address"
-	case slotstore.NoPerm:
-		return "check the user, the password and the ACL line of the README"
-	case slotstore.Moved:
-		return "this is a node of a cluster: set STREAMCAP_REDIS_MODE=cluster"
-	case slotstore.WrongType:
-		return "another program writes under this prefix: set STREAMCAP_KEY_PREFIX"
-	case slotstore.Overload:
-		return "Redis is at maxclients"
-	case slotstore.BreakerOpen, slotstore.Internal:
-	}
-	return "is this address a Redis?"
-}

@@ -96,11 +96,14 @@ func run(args, environ []string, stdout, stderr io.Writer, signals <-chan os.Sig
 
 // openStore opens the store that the settings name. It waits for nobody.
 func openStore(cfg config, events slotstore.Events) slotstore.Store {
-	lifetimes := slotstore.Lifetimes{Slot: cfg.SlotTTL, Initial: cfg.InitialTTL, MaxAge: cfg.MaxStreamAge}
 	if cfg.Redis.Mode == "" {
-		return slotstore.NewMemory(lifetimes, events)
+		return slotstore.NewMemory(lifetimes(cfg), events, 0)
 	}
-	return slotstore.NewRedis(redisOptions(cfg), lifetimes, events)
+	return slotstore.NewRedis(redisOptions(cfg), lifetimes(cfg), events)
+}
+
+func lifetimes(cfg config) slotstore.Lifetimes {
+	return slotstore.Lifetimes{Slot: cfg.SlotTTL, Initial: cfg.InitialTTL, MaxAge: cfg.MaxStreamAge}
 }
 
 func redisOptions(cfg config) slotstore.RedisOptions {
@@ -141,26 +144,24 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 		}
 	}
 
-	unsettled := &unsettled{slotTTL: cfg.SlotTTL, log: log}
-	store := openStore(cfg, slotstore.Events{Abandoned: unsettled.keepUndo})
-	unsettled.store = store
+	service := newService(cfg, log)
 	started := log.Info().Str("event", "started").Str("version", buildVersion()).Str("store", storeName(cfg)).
 		Stringer("redis", cfg.Redis).Str("prefix", cfg.KeyPrefix).Str("listen", bound(listener.Addr())).Str("admin_listen", bound(adminListener.Addr()))
 
 	var working sync.WaitGroup // ends before the store is closed
 	settling, stopSettling := context.WithCancel(ctx)
 	defer stopSettling()
-	working.Go(func() { unsettled.run(settling) })
+	working.Go(func() { service.unsettled.run(settling) })
 	if nginxConn != nil {
 		started.Str("nginx_log_listen", bound(nginxConn.LocalAddr()))
 		nginxLog := &nginxLog{
-			conn: nginxConn, store: store, unsettled: unsettled, log: log,
-			bad: throttle{every: time.Minute}, failed: throttle{every: time.Second},
+			conn: nginxConn, store: service.store, unsettled: service.unsettled, trouble: service.trouble, log: log,
+			bad: throttle{every: time.Minute},
 		}
 		working.Go(nginxLog.run)
 	}
-	public := newServer(publicHandler(cfg, store, unsettled, log), log)
-	admin := newServer(adminHandler(cfg, store), log)
+	public := newServer(service.publicHandler(), log)
+	admin := newServer(service.adminHandler(), log)
 	serving := make(chan error, 2)
 	go func() { serving <- public.Serve(listener) }()
 	go func() { serving <- admin.Serve(adminListener) }()
@@ -182,8 +183,8 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 		}
 		stopSettling()
 		working.Wait()
-		unsettled.settle(grace)
-		stopped <- store.Close()
+		service.unsettled.settle(grace)
+		stopped <- service.store.Close()
 	}()
 	select {
 	case err := <-stopped:
@@ -222,24 +223,49 @@ func newServer(handler http.Handler, log zerolog.Logger) *http.Server {
 	}
 }
 
+// service is what the listeners share.
+type service struct {
+	cfg       config
+	log       zerolog.Logger
+	store     slotstore.Store
+	local     *slotstore.Memory // nil: off
+	unsettled *unsettled
+	trouble   *trouble
+}
+
+// newService opens the store. It waits for nobody.
+func newService(cfg config, log zerolog.Logger) *service {
+	s := &service{cfg: cfg, log: log, unsettled: &unsettled{slotTTL: cfg.SlotTTL, log: log}, trouble: newTrouble(log, cfg.Redis)}
+	s.store = openStore(cfg, slotstore.Events{
+		Abandoned: s.unsettled.keepUndo, Circuit: s.trouble.circuit, SelfTest: s.trouble.selfTest,
+	})
+	s.unsettled.store = s.store
+	if cfg.OnStoreFailure == "local" {
+		s.local = slotstore.NewMemory(lifetimes(cfg), slotstore.Events{}, localUsers)
+		s.store = localSlots{s.store, s.local}
+	}
+	return s
+}
+
 // publicHandler routes by hand: a router answers 405 to a method that it does not know, and /acquire takes any.
-func publicHandler(cfg config, store slotstore.Store, unsettled *unsettled, log zerolog.Logger) http.Handler {
+func (s *service) publicHandler() http.Handler {
 	acquire := &authRequest{
-		store: store, unsettled: unsettled, limits: cfg.Limits, defaultLimit: cfg.DefaultLimit,
-		shadow: !cfg.Enforce, failClosed: cfg.OnStoreFailure == "closed",
-		denyMissingID: cfg.OnMissingID == "deny", denyStatus: cfg.DenyStatus,
-		heartbeat: strconv.FormatFloat(cfg.HeartbeatInterval.Seconds(), 'f', -1, 64),
-		log:       log, warnings: throttle{every: time.Minute}, denials: throttle{every: time.Second}, failures: throttle{every: time.Second},
+		store: s.store, local: s.local, unsettled: s.unsettled, trouble: s.trouble,
+		limits: s.cfg.Limits, defaultLimit: s.cfg.DefaultLimit,
+		shadow: !s.cfg.Enforce, failClosed: s.cfg.OnStoreFailure == "closed",
+		denyMissingID: s.cfg.OnMissingID == "deny", denyStatus: s.cfg.DenyStatus,
+		heartbeat: strconv.FormatFloat(s.cfg.HeartbeatInterval.Seconds(), 'f', -1, 64),
+		log:       s.log, warnings: throttle{every: time.Minute}, denials: throttle{every: time.Second},
 	}
 	heartbeat := &heartbeats{
-		store: store, caller: slotCaller{methods: []string{"POST", "PUT"}, token: cfg.BackendToken},
-		log: log, gone: throttle{every: time.Minute}, failed: throttle{every: time.Second},
+		store: s.store, caller: slotCaller{methods: []string{"POST", "PUT"}, token: s.cfg.BackendToken},
+		trouble: s.trouble, log: s.log, gone: throttle{every: time.Minute},
 	}
 	release := &releases{
-		store: store, unsettled: unsettled, caller: slotCaller{methods: []string{"POST", "PUT", "DELETE"}, token: cfg.BackendToken},
-		log: log, failed: throttle{every: time.Second},
+		store: s.store, unsettled: s.unsettled, trouble: s.trouble,
+		caller: slotCaller{methods: []string{"POST", "PUT", "DELETE"}, token: s.cfg.BackendToken},
 	}
-	health := &health{store: store, storeName: storeName(cfg)}
+	health := &health{store: s.store, storeName: storeName(s.cfg)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // net/http's own connections have one
@@ -260,8 +286,8 @@ func publicHandler(cfg config, store slotstore.Store, unsettled *unsettled, log 
 }
 
 // adminHandler serves people and Prometheus.
-func adminHandler(cfg config, store slotstore.Store) http.Handler {
+func (s *service) adminHandler() http.Handler {
 	router := chi.NewRouter()
-	router.Handle("/healthz", &health{store: store, storeName: storeName(cfg)})
+	router.Handle("/healthz", &health{store: s.store, storeName: storeName(s.cfg)})
 	return router
 }

@@ -22,8 +22,8 @@ import (
 	"streamcap/slotstore/redistest"
 )
 
-// service is streamcap as run runs it, on ports of its own.
-type service struct {
+// running is streamcap as run runs it, on ports of its own.
+type running struct {
 	*testing.T
 	url, admin, nginxLog string
 	signals              chan os.Signal
@@ -73,7 +73,7 @@ func (l *logLines) String() string {
 }
 
 // event waits for the first line of an event.
-func (s *service) event(name string) map[string]any {
+func (s *running) event(name string) map[string]any {
 	s.Helper()
 	deadline := time.After(10 * time.Second)
 	for {
@@ -95,9 +95,9 @@ func (s *service) event(name string) map[string]any {
 }
 
 // start runs the service with these settings (NAME=value, without the prefix); it is stopped with the test.
-func start(t *testing.T, settings ...string) *service {
+func start(t *testing.T, settings ...string) *running {
 	t.Helper()
-	s := &service{
+	s := &running{
 		T: t, signals: make(chan os.Signal, 2), exited: make(chan int, 1), log: &logLines{more: make(chan struct{})},
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}},
 	}
@@ -133,7 +133,7 @@ func start(t *testing.T, settings ...string) *service {
 }
 
 // withRedis starts the service on a Redis of its own.
-func withRedis(t *testing.T, settings ...string) (*service, *redistest.Server) {
+func withRedis(t *testing.T, settings ...string) (*running, *redistest.Server) {
 	t.Helper()
 	server := redistest.Start(t)
 	patient := []string{
@@ -143,7 +143,7 @@ func withRedis(t *testing.T, settings ...string) (*service, *redistest.Server) {
 }
 
 // eachStore runs a test with each store behind the service.
-func eachStore(t *testing.T, test func(*service), settings ...string) {
+func eachStore(t *testing.T, test func(*running), settings ...string) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
@@ -157,7 +157,7 @@ func eachStore(t *testing.T, test func(*service), settings ...string) {
 }
 
 // do sends a request with headers as "Name: value", each as often as it is given.
-func (s *service) do(method, path, body string, headers ...string) *http.Response {
+func (s *running) do(method, path, body string, headers ...string) *http.Response {
 	s.Helper()
 	var reader io.Reader = http.NoBody
 	if body != "" {
@@ -194,12 +194,12 @@ func bodyOf(response *http.Response) string {
 }
 
 // acquire asks for a slot and wants this status, X-Stream-Slot and X-Stream-Reason.
-func (s *service) acquire(user, id, want string, headers ...string) *http.Response {
+func (s *running) acquire(user, id, want string, headers ...string) *http.Response {
 	s.Helper()
 	return s.wants(want, s.do("GET", "/acquire", "", append(headers, "X-User-Id: "+user, "X-Request-Id: "+id)...))
 }
 
-func (s *service) wants(want string, response *http.Response) *http.Response {
+func (s *running) wants(want string, response *http.Response) *http.Response {
 	s.Helper()
 	got := strings.Join(strings.Fields(response.Status[:3]+" "+response.Header.Get(headerSlot)+" "+response.Header.Get(headerReason)), " ")
 	if got != want {
@@ -208,12 +208,12 @@ func (s *service) wants(want string, response *http.Response) *http.Response {
 	return response
 }
 
-func (s *service) heartbeat(user, id, want string) {
+func (s *running) heartbeat(user, id, want string) {
 	s.Helper()
 	s.wants(want, s.do("POST", "/heartbeat", "", "X-User-Id: "+user, "X-Request-Id: "+id))
 }
 
-func (s *service) release(user, id, released string) {
+func (s *running) release(user, id, released string) {
 	s.Helper()
 	response := s.wants("204", s.do("POST", "/release", "", "X-User-Id: "+user, "X-Request-Id: "+id))
 	if got := response.Header.Get(headerReleased); got != released {
@@ -398,7 +398,7 @@ func TestIdleConnectionOutlivesNginxAndPools_N16(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := mustLoad(t)
 		store := openStore(cfg, slotstore.Events{})
-		server := newServer(publicHandler(cfg, store, &unsettled{store: store}, zerolog.Nop()), zerolog.Nop())
+		server := newServer(serviceOn(cfg, store).publicHandler(), zerolog.Nop())
 		listener := pipeListener{make(chan net.Conn)}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()

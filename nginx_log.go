@@ -21,9 +21,9 @@ type nginxLog struct {
 	conn      net.PacketConn
 	store     slotstore.Store
 	unsettled *unsettled
+	trouble   *trouble
 	log       zerolog.Logger
 	bad       throttle // one line a minute
-	failed    throttle // one line a second
 }
 
 const (
@@ -114,7 +114,7 @@ func (n *nginxLog) release(ended <-chan slotstore.ID) {
 		done, err := n.store.Release(context.Background(), batch...)
 		if err != nil {
 			n.unsettled.keepReleases(done.Unrecorded)
-			logFailure(n.log, &n.failed, slotstore.RoleRelease, err)
+			n.trouble.failed(slotstore.RoleRelease, err)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // ends sends an end-of-request line as nginx does.
-func (s *service) ends(datagram string) {
+func (s *running) ends(datagram string) {
 	s.Helper()
 	network := "udp"
 	address := s.nginxLog
@@ -36,7 +36,7 @@ const (
 )
 
 func TestEndOfRequestFreesTheSlot(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for n, line := range []string{endLine, endLineHost} {
 			id := fmt.Sprint("r", n)
 			s.acquire("u1", id, "204 held")
@@ -49,7 +49,7 @@ func TestEndOfRequestFreesTheSlot(t *testing.T) {
 }
 
 func TestManyEndsAtOnceAllCount(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		const streams = 2000
 		for n := range streams {
 			s.acquire("u1", fmt.Sprint("r", n), "204 held")

@@ -28,11 +28,11 @@ const (
 
 // heartbeats keeps slots: POST or PUT /heartbeat.
 type heartbeats struct {
-	store  slotstore.Store
-	caller slotCaller
-	log    zerolog.Logger
-	gone   throttle // one line a minute
-	failed throttle // one line a second
+	store   slotstore.Store
+	caller  slotCaller
+	trouble *trouble
+	log     zerolog.Logger
+	gone    throttle // one line a minute
 }
 
 func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -52,7 +52,7 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case err != nil:
-		logFailure(h.log, &h.failed, slotstore.RoleHeartbeat, err)
+		h.trouble.failed(slotstore.RoleHeartbeat, err)
 		writeUnrecorded(w, err)
 	case many:
 		writeJSON(w, http.StatusOK, appendBeats(nil, beats))
@@ -72,9 +72,8 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type releases struct {
 	store     slotstore.Store
 	unsettled *unsettled
+	trouble   *trouble
 	caller    slotCaller
-	log       zerolog.Logger
-	failed    throttle // one line a second
 }
 
 func (h *releases) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -91,20 +90,13 @@ func (h *releases) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		h.unsettled.keepReleases(done.Unrecorded)
-		logFailure(h.log, &h.failed, slotstore.RoleRelease, err)
+		h.trouble.failed(slotstore.RoleRelease, err)
 		writeUnrecorded(w, err)
 	case many:
 		writeJSON(w, http.StatusOK, []byte(`{"released":`+released+`}`))
 	default:
 		w.Header().Set(headerReleased, released)
 		w.WriteHeader(http.StatusNoContent)
-	}
-}
-
-func logFailure(log zerolog.Logger, throttle *throttle, role string, err error) {
-	if count, ok := throttle.allow(""); ok {
-		log.Warn().Str("event", "failopen").Str("role", role).Str("reason", string(slotstore.ReasonOf(err))).
-			Int("count", count).Err(err).Msg("the store could not answer")
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // batch sends a JSON body and wants this status and, unless it is a refusal, this body.
-func (s *service) batch(path, body, want string) *http.Response {
+func (s *running) batch(path, body, want string) *http.Response {
 	s.Helper()
 	response := s.do("POST", path, body, "Content-Type: application/json")
 	got := response.Status[:3]
@@ -27,7 +27,7 @@ func (s *service) batch(path, body, want string) *http.Response {
 }
 
 func TestHeartbeatOfOneSlot(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held")
 		s.acquire("u1", "long", "204 held")
 		s.heartbeat("u1", "r1", "204")
@@ -44,7 +44,7 @@ func TestHeartbeatOfOneSlot(t *testing.T) {
 }
 
 func TestReleaseOfOneSlot_S04(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held")
 		s.release("u2", "r1", "0") // the same answer as for a slot that is unknown
 		s.acquire("u1", "r2", "403 denied stream_limit_reached")
@@ -60,7 +60,7 @@ func TestReleaseOfOneSlot_S04(t *testing.T) {
 }
 
 func TestMaxStreamAgeIsToldToTheBackend_H05(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held")
 		eventually(s.T, "the stream is too old", func() bool {
 			response := s.do("POST", "/heartbeat", "", "X-User-Id: u1", "X-Request-Id: r1")
@@ -72,7 +72,7 @@ func TestMaxStreamAgeIsToldToTheBackend_H05(t *testing.T) {
 }
 
 func TestBatches(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held")
 		s.acquire("u2", "r1", "204 held")
 		s.batch("/heartbeat", `{"slots":[]}`, `200 {"extended":0,"gone":[]}`)
@@ -89,7 +89,7 @@ func TestBatches(t *testing.T) {
 }
 
 func TestBatchKeepsBytesThatAreNotUTF8(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		for _, user := range []string{"\xff", "\xfe", "a\xffé", "\ufffd", "\U0010ff80"} {
 			s.acquire(user, "r1", "204 held")
 		}
@@ -114,7 +114,7 @@ func slots(n int) string {
 }
 
 func TestBatchBounds(t *testing.T) {
-	eachStore(t, func(s *service) {
+	eachStore(t, func(s *running) {
 		s.batch("/release", slots(10_000), `200 {"released":0}`)
 		s.batch("/release", slots(10_001), "413")
 		s.batch("/release", strings.Replace(slots(10_001), `"u1"`, `"-"`, 1), "413") // before 400

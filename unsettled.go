@@ -25,6 +25,7 @@ type unsettled struct {
 type undo struct {
 	id      slotstore.ID
 	attempt string
+	asked   time.Time // the first time
 }
 
 const (
@@ -32,7 +33,9 @@ const (
 	unsettledMost = 10_000
 	// unsettledRetry is how often they are tried.
 	unsettledRetry = 250 * time.Millisecond
-	// undoFor is how long: a call that was in flight when its caller got her answer arrives within it or never.
+	// undoFor is how long a store that answers is asked to undo what it has not got: a call that was in flight when its
+	// caller got her answer arrives within it or never. A store that does not answer is asked for as long as for a release:
+	// when a process that was stopped goes on, it first does what stood in its sockets.
 	undoFor = 5 * time.Second
 )
 
@@ -54,7 +57,8 @@ func (u *unsettled) undoNow(ctx context.Context, id slotstore.ID, attempt string
 func (u *unsettled) keepUndo(id slotstore.ID, attempt string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	keep(&u.undos, []undo{{id, attempt}}, time.Now().Add(undoFor))
+	now := time.Now()
+	keep(&u.undos, []undo{{id, attempt, now}}, now.Add(max(undoFor, u.slotTTL)))
 }
 
 func keep[K comparable](kept *map[K]time.Time, keys []K, until time.Time) {
@@ -92,7 +96,7 @@ func (u *unsettled) settle(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if undone { // else the acquire may still be on its way: ask again until the time is over
+		if undone || time.Since(undo.asked) > undoFor { // else the acquire may still be on its way
 			forget(u, &u.undos, undo)
 		}
 	}

@@ -32,37 +32,29 @@ func (s *Redis) Check(ctx context.Context) []Probe {
 		probes = append(probes, Probe{Role: role, Took: time.Since(start), Err: err})
 		return err
 	}
+	do := func(role *role, c *call) ([]any, error) {
+		if err := role.do(ctx, c); err != nil {
+			return nil, err
+		}
+		return list(c.runs[0], 0)
+	}
 	taken := probe(RoleAcquire, "acquire", func() error {
-		_, err := s.acquireKeys(ctx, keys, Request{ID: ID{Request: request}, Limit: -1})
+		_, err := do(s.acquire, probeAcquire(keys, request))
 		return err
 	}) == nil
 	found := func(answers []any, err error) error {
-		if err == nil && taken && answers[0] != int64(yes) {
+		if err == nil && taken && (len(answers) != 1 || answers[0] != int64(yes)) {
 			return errProbeLost
 		}
 		return err
 	}
-	_ = probe(RoleHeartbeat, "heartbeat", func() error {
-		return found(s.runOne(ctx, s.heartbeat, heartbeatScript, keys, ms(s.lifetimes.Slot), 0, request))
-	})
+	_ = probe(RoleHeartbeat, "heartbeat", func() error { return found(do(s.heartbeat, probeHeartbeat(keys, request))) })
 	_ = probe(RoleAdmin, "list", func() error {
 		_, err := s.slots(ctx, keys)
 		return err
 	})
-	if probe(RoleRelease, "release", func() error {
-		return found(s.runOne(ctx, s.release, releaseScript, keys, "", request))
-	}) != nil {
-		_, _ = s.runOne(ctx, s.acquire, releaseScript, keys, "", request) // another connection may be let
+	if probe(RoleRelease, "release", func() error { return found(do(s.release, probeRelease(keys, request))) }) != nil {
+		_, _ = do(s.acquire, probeRelease(keys, request)) // another connection may be let
 	}
 	return probes
-}
-
-// runOne runs a script that answers one request id.
-func (s *Redis) runOne(ctx context.Context, role *role, script *script, keys []string, args ...any) ([]any, error) {
-	c := newCall(script, 1)
-	c.add(keys, args...)
-	if err := role.do(ctx, c); err != nil {
-		return nil, err
-	}
-	return list(c.runs[0], 1)
 }

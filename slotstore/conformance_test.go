@@ -37,7 +37,7 @@ func bothStores(t *testing.T, promise func(w *world)) {
 	t.Run("memory", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := &world{T: t, advance: time.Sleep, expired: new(int)}
-			w.store = slotstore.NewMemory(lifetimes, w.events())
+			w.store = slotstore.NewMemory(lifetimes, w.events(), 0)
 			promise(w)
 		})
 	})

@@ -54,6 +54,7 @@ func ReasonOf(err error) Reason {
 var (
 	errTimeout  = errors.New("no answer within the budget")
 	errOverload = errors.New("not sent within the budget: every connection is busy")
+	errBreaker  = errors.New("not asked: the breaker is open")
 	errQueue    = errors.New("not sent: the queue is full")
 	errClosed   = errors.New("the store is closed")
 )
@@ -75,6 +76,8 @@ func classify(err error) Reason {
 	}
 	netErr, isNet := errors.AsType[net.Error](err)
 	switch {
+	case errors.Is(err, errBreaker):
+		return BreakerOpen
 	case errors.Is(err, errOverload), errors.Is(err, errQueue), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return Overload
 	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isNet && netErr.Timeout():

@@ -6,6 +6,7 @@ import (
 	"hash/maphash"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,7 +16,9 @@ type Memory struct {
 	lifetimes Lifetimes
 	events    Events
 	epoch     time.Time
+	maxUsers  int64 // 0: no bound
 	seed      maphash.Seed
+	userCount atomic.Int64
 	shards    [64]shard
 }
 
@@ -35,9 +38,10 @@ type memorySlot struct {
 	limit      int
 }
 
-// NewMemory returns an empty store.
-func NewMemory(lifetimes Lifetimes, events Events) *Memory {
-	m := &Memory{lifetimes: lifetimes, events: events, epoch: time.Now(), seed: maphash.MakeSeed()}
+// NewMemory returns an empty store. An acquire that would make it hold slots of more than maxUsers users fails with
+// [Overload]; 0 is no bound.
+func NewMemory(lifetimes Lifetimes, events Events, maxUsers int) *Memory {
+	m := &Memory{lifetimes: lifetimes, events: events, maxUsers: int64(maxUsers), epoch: time.Now(), seed: maphash.MakeSeed()}
 	for i := range m.shards {
 		m.shards[i].users = make(map[string][]memorySlot)
 		m.shards[i].sweepDue = lifetimes.Slot
@@ -53,27 +57,32 @@ func (m *Memory) user(user string, do func(live []memorySlot, now time.Duration)
 	expired := 0
 	if now >= shard.sweepDue { // once in a slot's lifetime, so that one-off users go; 1/64 of them at a time
 		for name, slots := range shard.users {
-			expired += shard.keep(name, slots, prune(slots, now))
+			live := prune(slots, now)
+			expired += len(slots) - len(live)
+			m.keep(shard, name, slots, live)
 		}
 		shard.sweepDue = now + m.lifetimes.Slot
 	}
 	slots := shard.users[user]
 	live := prune(slots, now)
 	expired += len(slots) - len(live)
-	shard.keep(user, slots, do(live, now))
+	m.keep(shard, user, slots, do(live, now))
 	shard.mu.Unlock()
 	m.events.expired(expired)
 }
 
-// keep stores what is left of a user's slots and says how many fewer they are.
-func (s *shard) keep(user string, before, after []memorySlot) int {
+// keep stores what is left of a user's slots.
+func (m *Memory) keep(shard *shard, user string, before, after []memorySlot) {
 	switch {
 	case len(after) > 0:
-		s.users[user] = after
+		shard.users[user] = after
+		if before == nil {
+			m.userCount.Add(1)
+		}
 	case before != nil:
-		delete(s.users, user)
+		delete(shard.users, user)
+		m.userCount.Add(-1)
 	}
-	return len(before) - len(after)
 }
 
 // prune drops dead slots in place; what it returns shares its memory with slots.
@@ -85,7 +94,7 @@ func find(slots []memorySlot, request string) int {
 	return slices.IndexFunc(slots, func(s memorySlot) bool { return s.request == request })
 }
 
-// Acquire implements [Store]. It never fails.
+// Acquire implements [Store]. It fails over the bound on users alone.
 func (m *Memory) Acquire(_ context.Context, req Request) (decision Decision, err error) {
 	m.user(req.User, func(live []memorySlot, now time.Duration) []memorySlot {
 		slot := memorySlot{
@@ -102,14 +111,30 @@ func (m *Memory) Acquire(_ context.Context, req Request) (decision Decision, err
 			return live
 		}
 		if req.Limit < 0 || len(live) < req.Limit {
+			if m.maxUsers > 0 && len(live) == 0 && m.userCount.Load() >= m.maxUsers {
+				err = failure("acquire", errQueue)
+				return live
+			}
 			decision = Decision{Outcome: Granted, Used: len(live) + 1}
 			return append(live, slot)
 		}
 		decision = denial(live, now)
 		return live
 	})
-	return decision, nil
+	return decision, err
 }
+
+// Holds says whether the slot is live.
+func (m *Memory) Holds(id ID) (held bool) {
+	m.user(id.User, func(live []memorySlot, _ time.Duration) []memorySlot {
+		held = find(live, id.Request) >= 0
+		return live
+	})
+	return held
+}
+
+// Users is how many users hold slots. Those whose slots are all dead count until they are pruned.
+func (m *Memory) Users() int { return int(m.userCount.Load()) }
 
 func denial(live []memorySlot, now time.Duration) Decision {
 	decision := Decision{Outcome: Denied, Used: len(live)}

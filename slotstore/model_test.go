@@ -158,7 +158,7 @@ type inBubble struct{ testing.TB }
 func TestMemoryFollowsTheModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(inBubble{t}, func(t *rapid.T) {
-			followsTheModel(t, slotstore.NewMemory(lifetimes, slotstore.Events{}), time.Sleep)
+			followsTheModel(t, slotstore.NewMemory(lifetimes, slotstore.Events{}, 0), time.Sleep)
 		})
 	})
 }

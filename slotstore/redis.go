@@ -2,6 +2,7 @@ package slotstore
 
 import (
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -45,15 +46,39 @@ type Redis struct {
 // NewRedis returns a store on the Redis that options name. It does not wait for it.
 func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	quietDriver()
-	return &Redis{
-		prefix:    options.Prefix,
-		lifetimes: lifetimes,
-		events:    events,
-		acquire:   newRole(RoleAcquire, options, options.AcquireTimeout),
-		heartbeat: newRole(RoleHeartbeat, options, options.HeartbeatTimeout),
-		release:   newRole(RoleRelease, options, options.ReleaseTimeout),
-		admin:     newRole(RoleAdmin, options, options.AdminTimeout),
-	}
+	s := &Redis{prefix: options.Prefix, lifetimes: lifetimes, events: events}
+	s.acquire = newRole(RoleAcquire, options, options.AcquireTimeout, events, func() []*call {
+		keys, request := s.keysOf(probeUser), rand.Text()
+		return []*call{probeAcquire(keys, request), probeRelease(keys, request)}
+	})
+	s.heartbeat = newRole(RoleHeartbeat, options, options.HeartbeatTimeout, events, func() []*call {
+		keys, request := s.keysOf(probeUser), rand.Text()
+		return []*call{probeAcquire(keys, request), probeHeartbeat(keys, request), probeRelease(keys, request)}
+	})
+	// These take no slot, so that a full Redis still releases. release.lua writes even where nothing is held, so that a
+	// store that refuses writes shows.
+	s.release = newRole(RoleRelease, options, options.ReleaseTimeout, events, func() []*call {
+		return []*call{probeRelease(s.keysOf(probeUser), rand.Text())}
+	})
+	s.admin = newRole(RoleAdmin, options, options.AdminTimeout, events, func() []*call {
+		return []*call{newCall(listScript, 1).with(s.keysOf(probeUser))}
+	})
+	return s
+}
+
+// probeLifetime is how long a probe's slot stays where its release is lost.
+const probeLifetime = 2000 // ms
+
+func probeAcquire(keys []string, request string) *call {
+	return newCall(acquireScript, 1).with(keys, request, -1, probeLifetime, probeLifetime, "probe", "\n\n")
+}
+
+func probeHeartbeat(keys []string, request string) *call {
+	return newCall(heartbeatScript, 1).with(keys, probeLifetime, 0, request)
+}
+
+func probeRelease(keys []string, request string) *call {
+	return newCall(releaseScript, 1).with(keys, "", request)
 }
 
 // probeUser is no user's key: in a key, a percent sign is always followed by two hex digits.
@@ -95,7 +120,7 @@ func (s *Redis) Acquire(ctx context.Context, req Request) (Decision, error) {
 
 func (s *Redis) acquireKeys(ctx context.Context, keys []string, req Request) (Decision, error) {
 	c := newCall(acquireScript, 1)
-	c.add(keys, req.Request, req.Limit, ms(s.lifetimes.Initial), ms(s.lifetimes.Slot), req.Attempt,
+	c.with(keys, req.Request, req.Limit, ms(s.lifetimes.Initial), ms(s.lifetimes.Slot), req.Attempt,
 		req.IP+"\n"+req.URI+"\n"+req.UserAgent)
 	c.late = func() {
 		if decision, err := s.decision(c.runs[0]); err != nil || decision.Outcome == Granted {
@@ -236,7 +261,7 @@ func (s *Redis) each(ctx context.Context, role *role, script *script, ids []ID, 
 		}
 		c := newCall(script, len(order))
 		for _, user := range order {
-			c.add(s.keys(user), append(slices.Clone(args), anys(byUser[user])...)...)
+			c.with(s.keys(user), append(slices.Clone(args), anys(byUser[user])...)...)
 		}
 		err := role.do(ctx, c)
 		for i, user := range order {
@@ -283,7 +308,7 @@ func (s *Redis) Slots(ctx context.Context, user string) ([]Slot, error) {
 
 func (s *Redis) slots(ctx context.Context, keys []string) ([]Slot, error) {
 	c := newCall(listScript, 1)
-	c.add(keys)
+	c.with(keys)
 	if err := s.admin.do(ctx, c); err != nil {
 		return nil, err
 	}

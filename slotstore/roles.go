@@ -40,6 +40,10 @@ const (
 	workers = 8
 	// queueLength is how many calls of a role wait at the most. What is over it is an [Overload] at once.
 	queueLength = 4096
+	// queueBytes is how much keys and arguments of the calls that wait or are under way may hold.
+	queueBytes = 16 << 20
+	// probeConnections are kept beside the workers' for probes, which must not wait for calls that hang.
+	probeConnections = 4
 	// pipelineRuns is how many script runs one pipeline holds before it takes no further call.
 	pipelineRuns = 500
 )
@@ -53,6 +57,7 @@ func newScript(text string) *script { return &script{text: text, sha: redis.NewS
 type call struct {
 	script *script
 	runs   []run
+	bytes  int64  // of its keys and arguments
 	late   func() // called instead of the caller if the call ends after she stopped waiting; may be nil
 	state  atomic.Int32
 	done   chan struct{}
@@ -80,32 +85,54 @@ func newCall(script *script, runs int) *call {
 	return &call{script: script, runs: make([]run, 0, runs), done: make(chan struct{})}
 }
 
-func (c *call) add(keys []string, args ...any) { c.runs = append(c.runs, run{keys: keys, args: args}) }
-
-// role is what a connection is for. It has a client, connections, a queue and a budget of its own, so that the trouble
-// of one role is nobody else's.
-type role struct {
-	name   string
-	budget time.Duration
-	client redis.UniversalClient
-	queue  chan *call
-	stop   chan struct{}
-	work   sync.WaitGroup
-
-	closing sync.Once
-
-	mu        sync.Mutex
-	lastError string
+// with adds a run.
+func (c *call) with(keys []string, args ...any) *call {
+	c.runs = append(c.runs, run{keys: keys, args: args})
+	for _, key := range keys {
+		c.bytes += int64(len(key))
+	}
+	for _, arg := range args {
+		if text, ok := arg.(string); ok {
+			c.bytes += int64(len(text))
+		}
+	}
+	return c
 }
 
-func newRole(name string, options RedisOptions, budget time.Duration) *role {
+// failure is the first error that one of its runs met, and that says something of the store.
+func (c *call) failure() error {
+	for i := range c.runs {
+		if err := c.runs[i].err; !isNeutral(err) && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// role is what a connection is for. It has a client, connections, a queue, a budget and a breaker of its own, so that the
+// trouble of one role is nobody else's.
+type role struct {
+	*condition
+	budget  time.Duration
+	client  redis.UniversalClient
+	queue   chan *call
+	waiting atomic.Int64 // bytes
+	test    func() []*call
+	stop    chan struct{}
+	work    sync.WaitGroup
+	closing sync.Once
+}
+
+// newRole starts a role's connections, and its self-test: test makes the calls that must succeed, in their order.
+func newRole(name string, options RedisOptions, budget time.Duration, events Events, test func() []*call) *role {
 	r := &role{
-		name: name, budget: budget, client: newClient(name, options, budget),
+		condition: newCondition(name, events), budget: budget, client: newClient(name, options, budget), test: test,
 		queue: make(chan *call, queueLength), stop: make(chan struct{}),
 	}
 	for range workers {
 		r.work.Go(r.serve)
 	}
+	r.work.Go(r.watch)
 	return r
 }
 
@@ -133,7 +160,7 @@ func newClient(name string, options RedisOptions, budget time.Duration) redis.Un
 		ReadTimeout:           wait,
 		WriteTimeout:          wait,
 		ContextTimeoutEnabled: true,
-		PoolSize:              workers,
+		PoolSize:              workers + probeConnections,
 		PoolTimeout:           wait,
 		DisableIdentity:       true,
 		MaintNotificationsConfig: &maintnotifications.Config{
@@ -214,9 +241,17 @@ func (r *role) do(ctx context.Context, c *call) error {
 	if r.stopped() {
 		return errClosed
 	}
+	if !r.allow() {
+		return errBreaker
+	}
+	if r.waiting.Add(c.bytes) > queueBytes {
+		r.waiting.Add(-c.bytes)
+		return errQueue
+	}
 	select {
 	case r.queue <- c:
 	default:
+		r.waiting.Add(-c.bytes)
 		return errQueue
 	}
 	budget := time.NewTimer(r.budget)
@@ -232,7 +267,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 	case c.state.CompareAndSwap(queued, dropped):
 		return errOverload
 	case c.state.CompareAndSwap(sent, left):
-		r.note(errTimeout)
+		r.report(errTimeout)
 		return errTimeout
 	}
 	<-c.done
@@ -259,6 +294,8 @@ func (r *role) collect(c *call) []*call {
 		if c.state.CompareAndSwap(queued, sent) {
 			calls = append(calls, c)
 			runs += len(c.runs)
+		} else {
+			r.waiting.Add(-c.bytes)
 		}
 		if runs >= pipelineRuns {
 			return calls
@@ -282,6 +319,11 @@ func (r *role) send(calls []*call) {
 			r.finish(c)
 		}
 	}()
+	r.run(calls)
+}
+
+// run runs the calls' scripts in their order.
+func (r *role) run(calls []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
 	defer cancel()
 	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
@@ -331,30 +373,89 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 
 // finish hands the call back to its caller, or to late.
 func (r *role) finish(c *call) {
-	for i := range c.runs {
-		r.note(c.runs[i].err)
-	}
-	if c.state.Swap(answered) == left {
-		if c.late != nil {
-			c.late()
-		}
+	r.waiting.Add(-c.bytes)
+	if c.state.Swap(answered) != left {
+		r.report(c.failure())
+	} else if c.late != nil {
+		c.late()
 	}
 	close(c.done)
 }
 
-func (r *role) note(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.lastError = ""
-	if err != nil {
-		r.lastError = string(classify(err)) + ": " + err.Error()
+// watch tests the role at the start, and for as long as it is unwell, without waiting for a test that hangs.
+func (r *role) watch() {
+	var tests sync.WaitGroup
+	defer tests.Wait()
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	told := &told{tell: r.events.SelfTest, role: r.role}
+	tests.Go(func() { told.of(r.probe(lateReply)) }) // the first has a connection to make, and no caller
+	for {
+		select {
+		case <-r.stop:
+			return
+		case <-tick.C:
+			if r.unwell() {
+				tests.Go(func() { told.of(r.probe(r.budget)) })
+			}
+		}
 	}
 }
 
-func (r *role) health() Health {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return Health{Role: r.name, Breaker: "closed", LastError: r.lastError}
+// probe runs the role's real scripts on the probe key and reports how it went. Like a call, it may take no longer than
+// the budget, and goes on to a late reply.
+func (r *role) probe(budget time.Duration) error {
+	calls, done := r.test(), make(chan error, 1)
+	r.work.Go(func() {
+		r.run(calls)
+		for _, c := range calls {
+			if err := c.failure(); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	})
+	timeout := time.NewTimer(budget)
+	defer timeout.Stop()
+	var err error
+	select {
+	case err = <-done:
+	case <-timeout.C:
+		err = errTimeout
+	case <-r.stop:
+		return errClosed
+	}
+	r.report(err)
+	return err
+}
+
+// told tells of self-tests that end otherwise than the one before.
+type told struct {
+	tell func(role string, err error)
+	role string
+
+	mu     sync.Mutex
+	before bool
+	reason Reason
+}
+
+func (t *told) of(err error) {
+	if t.tell == nil || errors.Is(err, errClosed) {
+		return
+	}
+	var reason Reason
+	if err != nil {
+		err = failure("self-test", err)
+		reason = ReasonOf(err)
+	}
+	t.mu.Lock()
+	same := t.before && t.reason == reason
+	t.before, t.reason = true, reason
+	t.mu.Unlock()
+	if !same {
+		t.tell(t.role, err)
+	}
 }
 
 // close ends the role: calls that wait get an error, and the connections are closed once what was sent has ended.

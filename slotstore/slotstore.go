@@ -128,6 +128,11 @@ type Events struct {
 	// Abandoned is called for an acquire whose caller got an error and that took, or may have taken, a slot all the
 	// same. The owner has [Store.Undo] called until it is settled.
 	Abandoned func(id ID, attempt string)
+	// Circuit is called when a role's breaker has opened or closed.
+	Circuit func(Circuit)
+	// SelfTest is called with a role's first self-test, and then with each one that ends otherwise than the one before:
+	// well (nil), or with another reason.
+	SelfTest func(role string, err error)
 }
 
 func (e Events) expired(slots int) {

@@ -1,0 +1,119 @@
+package slotstore
+
+import (
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/failsafe-go/failsafe-go/circuitbreaker"
+)
+
+const (
+	// breakerFailures in a row open a role's breaker.
+	breakerFailures = 5
+	// probeEvery is how often a role that is unwell tries itself. Two of them fit into the second within which it has to
+	// notice that Redis answers again.
+	probeEvery = 500 * time.Millisecond
+)
+
+// Circuit is what [Events].Circuit tells of a breaker that opened or closed.
+type Circuit struct {
+	Role   string
+	Open   bool
+	Reason Reason // of the last failure before
+	// OpenFor and FailedOpen are told when it closes: for how long it was open, and how many calls the store did not
+	// answer from the first failure on.
+	OpenFor    time.Duration
+	FailedOpen int
+}
+
+// condition is how well a role's store answers. A role is unwell from a failure to the next success; after
+// breakerFailures in a row its breaker is open, and only a probe's success closes it.
+type condition struct {
+	role    string
+	events  Events
+	breaker circuitbreaker.CircuitBreaker[any]
+
+	mu         sync.Mutex
+	lastError  error
+	openedAt   time.Time
+	failedOpen int
+}
+
+func newCondition(role string, events Events) *condition {
+	return &condition{
+		role: role, events: events,
+		// Calls never try a breaker that is open, so that none of them waits for a store that is away.
+		breaker: circuitbreaker.NewBuilder[any]().WithFailureThreshold(breakerFailures).WithDelay(math.MaxInt64).Build(),
+	}
+}
+
+// allow says whether a call may be sent.
+func (c *condition) allow() bool {
+	if !c.breaker.IsOpen() {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failedOpen++
+	return false
+}
+
+// report takes the result of a call or a probe.
+func (c *condition) report(err error) {
+	circuit := c.record(err)
+	if circuit != nil && c.events.Circuit != nil {
+		c.events.Circuit(*circuit)
+	}
+}
+
+// record says if the breaker changed.
+func (c *condition) record(err error) *Circuit {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wasOpen := c.breaker.IsOpen()
+	switch {
+	case isNeutral(err):
+		return nil
+	case err != nil:
+		c.lastError = err
+		c.failedOpen++
+		c.breaker.RecordFailure()
+		if !wasOpen && c.breaker.IsOpen() {
+			c.openedAt = time.Now()
+			return &Circuit{Role: c.role, Open: true, Reason: classify(err)}
+		}
+		return nil
+	}
+	failedOpen, lastError := c.failedOpen, c.lastError
+	c.failedOpen, c.lastError = 0, nil
+	if !wasOpen {
+		c.breaker.RecordSuccess()
+		return nil
+	}
+	c.breaker.Close()
+	return &Circuit{Role: c.role, Reason: classify(lastError), OpenFor: time.Since(c.openedAt), FailedOpen: failedOpen}
+}
+
+// isNeutral knows the failures that say nothing of the store: what was never sent, and one user's key of a wrong type.
+func isNeutral(err error) bool {
+	return errors.Is(err, errOverload) || errors.Is(err, errQueue) || errors.Is(err, errClosed) ||
+		err != nil && classify(err) == WrongType
+}
+
+func (c *condition) unwell() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lastError != nil
+}
+
+func (c *condition) health() Health {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	health := Health{Role: c.role, Breaker: c.breaker.State().String()}
+	if c.lastError != nil {
+		health.LastError = string(classify(c.lastError)) + ": " + c.lastError.Error()
+	}
+	return health
+}

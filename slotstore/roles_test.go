@@ -1,0 +1,101 @@
+package slotstore
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// idle is a role whose connections are all busy: nobody takes from its queue.
+func idle(events Events) *role {
+	return &role{
+		condition: newCondition(RoleAcquire, events), budget: 100 * time.Millisecond,
+		queue: make(chan *call, 2), stop: make(chan struct{}),
+	}
+}
+
+func TestWhatWasNeverSentIsNotSentLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := idle(Events{})
+		c := newCall(acquireScript, 1).with([]string{"key"}, "argument")
+		c.late = func() { t.Error("a call that was never sent is nobody's to undo") }
+		start := time.Now()
+		if err := r.do(t.Context(), c); !errors.Is(err, errOverload) || time.Since(start) != r.budget {
+			t.Errorf("%v after %s", err, time.Since(start))
+		}
+		if calls := r.collect(<-r.queue); len(calls) != 0 {
+			t.Errorf("%d calls would be sent", len(calls))
+		}
+		if waiting := r.waiting.Load(); waiting != 0 {
+			t.Errorf("%d bytes are said to wait", waiting)
+		}
+		if r.unwell() {
+			t.Error("our own overload has made the role unwell")
+		}
+	})
+}
+
+func TestQueueIsBoundedByCountAndBytes(t *testing.T) {
+	r := idle(Events{})
+	ended, end := context.WithCancel(t.Context())
+	end() // nobody waits
+	for range 2 {
+		if err := r.do(ended, newCall(acquireScript, 0)); !errors.Is(err, errOverload) {
+			t.Fatal(err)
+		}
+	}
+	if err := r.do(ended, newCall(acquireScript, 0)); !errors.Is(err, errQueue) {
+		t.Errorf("a third call in a queue of two: %v", err)
+	}
+	large := newCall(heartbeatScript, 1).with([]string{"key"}, string(make([]byte, queueBytes)))
+	if err := idle(Events{}).do(ended, large); !errors.Is(err, errQueue) {
+		t.Errorf("a call over the bytes: %v", err)
+	}
+	if waiting := r.waiting.Load(); waiting != 0 {
+		t.Errorf("%d bytes are said to wait", waiting)
+	}
+}
+
+func TestBreaker_F08(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var circuits []Circuit
+		c := newCondition(RoleAcquire, Events{Circuit: func(circuit Circuit) { circuits = append(circuits, circuit) }})
+		driver := errors.New("one of the driver")
+		for range 4 {
+			c.report(driver)
+		}
+		c.report(nil)
+		for range 4 {
+			c.report(errTimeout)
+		}
+		for _, neutral := range []error{errOverload, errQueue, errClosed, refusal("WRONGTYPE Operation against a key holding the wrong kind of value")} {
+			c.report(neutral)
+		}
+		if !c.allow() || len(circuits) != 0 {
+			t.Fatalf("open after four failures in a row: %v", circuits)
+		}
+		c.report(errTimeout)
+		if c.allow() || c.health().Breaker != "open" {
+			t.Fatal("closed after five failures in a row")
+		}
+		time.Sleep(365 * 24 * time.Hour)
+		if c.allow() {
+			t.Fatal("time alone has closed it")
+		}
+		c.report(errOverload)
+		c.report(refusal("OOM command not allowed"))
+		c.report(nil)
+		if !c.allow() || c.health() != (Health{Role: RoleAcquire, Breaker: "closed"}) {
+			t.Fatalf("not closed by a success: %+v", c.health())
+		}
+		want := []Circuit{
+			{Role: RoleAcquire, Open: true, Reason: Timeout},
+			{Role: RoleAcquire, Reason: OOM, OpenFor: 365 * 24 * time.Hour, FailedOpen: 8},
+		}
+		if len(circuits) != 2 || circuits[0] != want[0] || circuits[1] != want[1] {
+			t.Errorf("told of %+v, want %+v", circuits, want)
+		}
+	})
+}

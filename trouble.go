@@ -1,0 +1,76 @@
+package main
+
+import (
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"streamcap/slotstore"
+)
+
+// trouble tells the operator of a store that can't answer: who was let through, when a breaker opened and closed, and
+// what a self-test found.
+type trouble struct {
+	log   zerolog.Logger
+	redis redisConfig
+	lines throttle // one a second for each role
+}
+
+func newTrouble(log zerolog.Logger, redis redisConfig) *trouble {
+	return &trouble{log: log, redis: redis, lines: throttle{every: time.Second}}
+}
+
+// failed takes a call that the store did not answer.
+func (t *trouble) failed(role string, err error) {
+	if count, ok := t.lines.allow(role); ok {
+		t.log.Warn().Str("event", "failopen").Str("role", role).Str("reason", string(slotstore.ReasonOf(err))).
+			Int("count", count).Err(err).Msg("the store could not answer")
+	}
+}
+
+func (t *trouble) circuit(c slotstore.Circuit) {
+	if c.Open {
+		t.log.Error().Str("event", "redis_circuit_open").Str("role", c.Role).Str("reason", string(c.Reason)).
+			Str("hint", hint(c.Reason, t.redis)).Msg("the store is not asked until it answers a probe")
+		return
+	}
+	t.log.Warn().Str("event", "redis_circuit_closed").Str("role", c.Role).Str("reason", string(c.Reason)).
+		Float64("open_seconds", c.OpenFor.Seconds()).Int("failed_open", c.FailedOpen).Msg("the store answers again")
+}
+
+func (t *trouble) selfTest(role string, err error) {
+	if err == nil {
+		t.log.Info().Str("event", "self_test").Str("role", role).Msg("the role can do its work")
+		return
+	}
+	reason := slotstore.ReasonOf(err)
+	t.log.Error().Str("event", "self_test").Str("role", role).Str("reason", string(reason)).Err(err).
+		Str("hint", hint(reason, t.redis)).Msg("the role can't do its work")
+}
+
+// hint says what to do about a store that gives this reason.
+func hint(reason slotstore.Reason, redis redisConfig) string {
+	switch reason {
+	case slotstore.Timeout:
+		return "is the address right, does a firewall drop the packets, is Redis busy, does the port speak TLS (rediss://)?"
+	case slotstore.Unavailable:
+		if redis.TLS != nil {
+			return "is Redis up, does this port speak TLS, and does STREAMCAP_REDIS_CA_FILE hold the CA that signed its certificate?"
+		}
+		return "is Redis up, is the name right, and does the port want TLS (rediss://)?"
+	case slotstore.OOM:
+		return "Redis is full and may not forget: raise maxmemory, or set maxmemory-policy to allkeys-lru"
+	case slotstore.ReadOnly:
+		return "this is a replica, or a primary that refuses writes: use the primary's address"
+	case slotstore.NoPerm:
+		return "check the user, the password and the ACL line of the README"
+	case slotstore.Moved:
+		return "this is a node of a cluster: set STREAMCAP_REDIS_MODE=cluster"
+	case slotstore.WrongType:
+		return "another program writes under this prefix: set STREAMCAP_KEY_PREFIX"
+	case slotstore.Overload:
+		return "Redis is at its maxclients"
+	case slotstore.BreakerOpen, slotstore.Internal:
+	}
+	return "is this address a Redis?"
+}
