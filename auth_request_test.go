@@ -124,13 +124,18 @@ func serviceOn(cfg config, store slotstore.Store) *service {
 
 // ask has the acquire handler answer one request, on a store of the test's.
 func ask(cfg config, store slotstore.Store, headers ...string) *httptest.ResponseRecorder {
-	request := httptest.NewRequest(http.MethodGet, "/acquire", nil)
+	return answerTo(serviceOn(cfg, store).publicHandler(), headers...)
+}
+
+// answerTo is a handler's answer to one acquire.
+func answerTo(handler http.Handler, headers ...string) *httptest.ResponseRecorder {
+	request := httptest.NewRequest(http.MethodGet, "/acquire", http.NoBody)
 	for _, header := range headers {
 		name, value, _ := strings.Cut(header, ": ")
 		request.Header.Add(name, value)
 	}
 	recorder := httptest.NewRecorder()
-	serviceOn(cfg, store).publicHandler().ServeHTTP(recorder, request)
+	handler.ServeHTTP(recorder, request)
 	return recorder
 }
 

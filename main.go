@@ -237,7 +237,7 @@ type service struct {
 func newService(cfg config, log zerolog.Logger) *service {
 	s := &service{cfg: cfg, log: log, unsettled: &unsettled{slotTTL: cfg.SlotTTL, log: log}, trouble: newTrouble(log, cfg.Redis)}
 	s.store = openStore(cfg, slotstore.Events{
-		Abandoned: s.unsettled.keepUndo, Circuit: s.trouble.circuit, SelfTest: s.trouble.selfTest,
+		Abandoned: s.unsettled.keepUndo, Circuit: s.trouble.circuit, SelfTest: s.trouble.selfTest, Eviction: s.trouble.eviction,
 	})
 	s.unsettled.store = s.store
 	if cfg.OnStoreFailure == "local" {

@@ -48,6 +48,16 @@ func (t *trouble) selfTest(role string, err error) {
 		Str("hint", hint(reason, t.redis)).Msg("the role can't do its work")
 }
 
+// eviction tells what Redis does when it is full. Forgetting is this data's right failure mode: somebody runs one stream
+// too many. Under noeviction every acquire fails open instead.
+func (t *trouble) eviction(policy string, maxBytes int64) {
+	level, message := zerolog.InfoLevel, "Redis's eviction policy"
+	if policy == "noeviction" && maxBytes > 0 {
+		level, message = zerolog.WarnLevel, "when Redis is full it will refuse every acquire, which fails open: set maxmemory-policy to allkeys-lru"
+	}
+	t.log.WithLevel(level).Str("event", "eviction_policy").Str("policy", policy).Int64("maxmemory_bytes", maxBytes).Msg(message)
+}
+
 // hint says what to do about a store that gives this reason.
 func hint(reason slotstore.Reason, redis redisConfig) string {
 	switch reason {

@@ -60,16 +60,16 @@ func (c *condition) allow() bool {
 	return false
 }
 
-// report takes the result of a call or a probe.
-func (c *condition) report(err error) {
-	circuit := c.record(err)
+// report takes the result of a call or a probe that began then.
+func (c *condition) report(began time.Time, err error) {
+	circuit := c.record(began, err)
 	if circuit != nil && c.events.Circuit != nil {
 		c.events.Circuit(*circuit)
 	}
 }
 
 // record says if the breaker changed.
-func (c *condition) record(err error) *Circuit {
+func (c *condition) record(began time.Time, err error) *Circuit {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wasOpen := c.breaker.IsOpen()
@@ -85,6 +85,8 @@ func (c *condition) record(err error) *Circuit {
 			return &Circuit{Role: c.role, Open: true, Reason: classify(err)}
 		}
 		return nil
+	case wasOpen && began.Before(c.openedAt):
+		return nil // an answer from before the trouble says nothing of its end
 	}
 	failedOpen, lastError := c.failedOpen, c.lastError
 	c.failedOpen, c.lastError = 0, nil

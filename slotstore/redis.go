@@ -63,7 +63,34 @@ func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	s.admin = newRole(RoleAdmin, options, options.AdminTimeout, events, func() []*call {
 		return []*call{newCall(listScript, 1).with(s.keysOf(probeUser))}
 	})
+	s.admin.once = s.readEviction
+	for _, role := range s.roles() {
+		role.start()
+	}
 	return s
+}
+
+// readEviction asks what Redis does when it is full. Managed ones may refuse, and old ones lack the fields.
+func (s *Redis) readEviction() {
+	ctx, cancel := context.WithTimeout(context.Background(), lateReply)
+	defer cancel()
+	memory, err := s.admin.client.Info(ctx, "memory").Result()
+	policy, ok := infoField(memory, "maxmemory_policy")
+	if err != nil || !ok || s.events.Eviction == nil {
+		return
+	}
+	limit, _ := infoField(memory, "maxmemory")
+	maxBytes, _ := strconv.ParseInt(limit, 10, 64) // 0 where it is missing: no limit
+	s.events.Eviction(policy, maxBytes)
+}
+
+func infoField(info, name string) (value string, ok bool) {
+	for line := range strings.Lines(info) {
+		if value, ok = strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value), true
+		}
+	}
+	return "", false
 }
 
 // probeLifetime is how long a probe's slot stays where its release is lost.

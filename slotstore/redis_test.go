@@ -373,16 +373,6 @@ func TestHungRedisCostsTheBudgetAndNoMore_F02(t *testing.T) {
 	}
 }
 
-// eventually polls until the condition holds.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func TestCheckLeavesNothingBehind(t *testing.T) {
 	server := redistest.Start(t)
 	store := newRedis(t, server, slotstore.Events{})
@@ -413,7 +403,7 @@ func TestTheReadmesACLLineIsEnough_D04(t *testing.T) {
 	}
 	line := regexp.MustCompile(`(?m)^ACL SETUSER streamcap .*$`).FindString(string(readme))
 	var args []any
-	for _, word := range strings.Fields(line) {
+	for word := range strings.FieldsSeq(line) {
 		args = append(args, word)
 	}
 	server := redistest.Start(t)
@@ -447,12 +437,8 @@ func TestTheReadmesACLLineIsEnough_D04(t *testing.T) {
 	server.Client.Del(t.Context(), "streamcap:{u1}:slots")
 	w.acquires("u1", "r1", 1, slotstore.Granted, 1)
 	server.Advance(maxAge)
-	if log := server.Client.Do(t.Context(), "ACL", "LOG").Val(); len(log.([]any)) > 0 {
-		for _, entry := range log.([]any) {
-			if !strings.Contains(fmt.Sprint(entry), "hello") {
-				t.Errorf("Redis refused %v", entry)
-			}
-		}
+	if refused := server.Client.Do(t.Context(), "ACL", "LOG").Val(); fmt.Sprint(refused) != "[]" {
+		t.Errorf("Redis refused %v", refused)
 	}
 	if expired != 1 {
 		t.Errorf("%d expired", expired)

@@ -57,7 +57,8 @@ func newScript(text string) *script { return &script{text: text, sha: redis.NewS
 type call struct {
 	script *script
 	runs   []run
-	bytes  int64  // of its keys and arguments
+	bytes  int64 // of its keys and arguments
+	began  time.Time
 	late   func() // called instead of the caller if the call ends after she stopped waiting; may be nil
 	state  atomic.Int32
 	done   chan struct{}
@@ -118,22 +119,26 @@ type role struct {
 	queue   chan *call
 	waiting atomic.Int64 // bytes
 	test    func() []*call
+	once    func() // called after the first test that succeeds; nil: nothing
 	stop    chan struct{}
 	work    sync.WaitGroup
 	closing sync.Once
 }
 
-// newRole starts a role's connections, and its self-test: test makes the calls that must succeed, in their order.
+// newRole makes a role, to be started. Its self-test makes the calls that must succeed, in their order.
 func newRole(name string, options RedisOptions, budget time.Duration, events Events, test func() []*call) *role {
 	r := &role{
 		condition: newCondition(name, events), budget: budget, client: newClient(name, options, budget), test: test,
 		queue: make(chan *call, queueLength), stop: make(chan struct{}),
 	}
+	return r
+}
+
+func (r *role) start() {
 	for range workers {
 		r.work.Go(r.serve)
 	}
 	r.work.Go(r.watch)
-	return r
 }
 
 // newClient connects at first use. It does without what old and managed servers refuse (CLIENT SETINFO, maintenance
@@ -244,6 +249,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 	if !r.allow() {
 		return errBreaker
 	}
+	c.began = time.Now()
 	if r.waiting.Add(c.bytes) > queueBytes {
 		r.waiting.Add(-c.bytes)
 		return errQueue
@@ -267,7 +273,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 	case c.state.CompareAndSwap(queued, dropped):
 		return errOverload
 	case c.state.CompareAndSwap(sent, left):
-		r.report(errTimeout)
+		r.report(c.began, errTimeout)
 		return errTimeout
 	}
 	<-c.done
@@ -375,7 +381,7 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 func (r *role) finish(c *call) {
 	r.waiting.Add(-c.bytes)
 	if c.state.Swap(answered) != left {
-		r.report(c.failure())
+		r.report(c.began, c.failure())
 	} else if c.late != nil {
 		c.late()
 	}
@@ -389,14 +395,22 @@ func (r *role) watch() {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
 	told := &told{tell: r.events.SelfTest, role: r.role}
-	tests.Go(func() { told.of(r.probe(lateReply)) }) // the first has a connection to make, and no caller
+	var once sync.Once
+	test := func(budget time.Duration) {
+		err := r.probe(budget)
+		told.of(err)
+		if err == nil && r.once != nil {
+			once.Do(r.once)
+		}
+	}
+	tests.Go(func() { test(lateReply) }) // the first has a connection to make, and no caller
 	for {
 		select {
 		case <-r.stop:
 			return
 		case <-tick.C:
 			if r.unwell() {
-				tests.Go(func() { told.of(r.probe(r.budget)) })
+				tests.Go(func() { test(r.budget) })
 			}
 		}
 	}
@@ -405,7 +419,7 @@ func (r *role) watch() {
 // probe runs the role's real scripts on the probe key and reports how it went. Like a call, it may take no longer than
 // the budget, and goes on to a late reply.
 func (r *role) probe(budget time.Duration) error {
-	calls, done := r.test(), make(chan error, 1)
+	calls, done, began := r.test(), make(chan error, 1), time.Now()
 	r.work.Go(func() {
 		r.run(calls)
 		for _, c := range calls {
@@ -426,7 +440,7 @@ func (r *role) probe(budget time.Duration) error {
 	case <-r.stop:
 		return errClosed
 	}
-	r.report(err)
+	r.report(began, err)
 	return err
 }
 

@@ -63,30 +63,32 @@ func TestBreaker_F08(t *testing.T) {
 		var circuits []Circuit
 		c := newCondition(RoleAcquire, Events{Circuit: func(circuit Circuit) { circuits = append(circuits, circuit) }})
 		driver := errors.New("one of the driver")
+		report := func(err error) { c.report(time.Now(), err) }
 		for range 4 {
-			c.report(driver)
+			report(driver)
 		}
-		c.report(nil)
+		report(nil)
 		for range 4 {
-			c.report(errTimeout)
+			report(errTimeout)
 		}
 		for _, neutral := range []error{errOverload, errQueue, errClosed, refusal("WRONGTYPE Operation against a key holding the wrong kind of value")} {
-			c.report(neutral)
+			report(neutral)
 		}
 		if !c.allow() || len(circuits) != 0 {
 			t.Fatalf("open after four failures in a row: %v", circuits)
 		}
-		c.report(errTimeout)
+		report(errTimeout)
 		if c.allow() || c.health().Breaker != "open" {
 			t.Fatal("closed after five failures in a row")
 		}
+		c.report(time.Now().Add(-time.Second), nil)
 		time.Sleep(365 * 24 * time.Hour)
 		if c.allow() {
-			t.Fatal("time alone has closed it")
+			t.Fatal("time alone, or an answer from before, has closed it")
 		}
-		c.report(errOverload)
-		c.report(refusal("OOM command not allowed"))
-		c.report(nil)
+		report(errOverload)
+		report(refusal("OOM command not allowed"))
+		report(nil)
 		if !c.allow() || c.health() != (Health{Role: RoleAcquire, Breaker: "closed"}) {
 			t.Fatalf("not closed by a success: %+v", c.health())
 		}

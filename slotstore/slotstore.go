@@ -133,6 +133,8 @@ type Events struct {
 	// SelfTest is called with a role's first self-test, and then with each one that ends otherwise than the one before:
 	// well (nil), or with another reason.
 	SelfTest func(role string, err error)
+	// Eviction is called once, with what Redis does when it is full, if it lets itself be asked.
+	Eviction func(policy string, maxBytes int64)
 }
 
 func (e Events) expired(slots int) {
