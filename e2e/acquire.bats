@@ -273,13 +273,13 @@ acquire_all() {
     local head='\r\nHost: x\r\nX-User-Id: u1\r\nX-Request-Id: r1\r\n'
     # The first request of a process is allowed to be slower.
     acquire u1 r1
-    raw "$SC_ADDRESS" "GET /acquire HTTP/1.1${head}Content-Length: 77\r\n\r\n"
+    fastest raw "$SC_ADDRESS" "GET /acquire HTTP/1.1${head}Content-Length: 77\r\n\r\n"
     eq "$STATUS" 204
     under "$TOOK" 100 "ms with a Content-Length"
-    raw "$SC_ADDRESS" "POST /acquire HTTP/1.1${head}Transfer-Encoding: chunked\r\n\r\n"
+    fastest raw "$SC_ADDRESS" "POST /acquire HTTP/1.1${head}Transfer-Encoding: chunked\r\n\r\n"
     eq "$STATUS" 204
     under "$TOOK" 100 "ms with a chunked body"
-    raw "$SC_ADDRESS" "POST /acquire HTTP/1.0${head}Content-Length: 10485760\r\n\r\nstart"
+    fastest raw "$SC_ADDRESS" "POST /acquire HTTP/1.0${head}Content-Length: 10485760\r\n\r\nstart"
     eq "$STATUS" 204
     under "$TOOK" 100 "ms with the start of a body"
     eq "$(slots u1)" 1
@@ -291,11 +291,16 @@ acquire_all() {
     head -c 10485760 /dev/zero >"$DIR/body"
     acquire u1 r1
     # curl's own time to the first byte of the answer, which may come before the body is out.
-    local code seconds
-    read -r code seconds < <(curl -s -m 5 -o /dev/null -w '%{http_code} %{time_starttransfer}\n' \
+    fastest post_the_body
+    eq "$STATUS" 204
+    under "$TOOK" 100 "ms to the answer"
+}
+
+post_the_body() {
+    local seconds
+    read -r STATUS seconds < <(curl -s -m 5 -o /dev/null -w '%{http_code} %{time_starttransfer}\n' \
         -H 'X-User-Id: u1' -H 'X-Request-Id: r1' -H 'Expect:' --data-binary "@$DIR/body" "$SC/acquire" || true)
-    eq "$code" 204
-    under $((10#${seconds/./} / 1000)) 100 "ms to the answer"
+    TOOK=$((10#${seconds/./} / 1000))
 }
 
 @test "N01: 60 KB of headers are answered" {
@@ -362,16 +367,21 @@ acquire_all() {
 
 @test "A10: an acquire that failed open takes no slot once Redis answers" {
     start_redis
-    start_streamcap DEFAULT_LIMIT=1
+    start_streamcap DEFAULT_LIMIT=1 ACQUIRE_TIMEOUT=100ms
     acquire u1 warm-up
     release u1 warm-up
     kill -STOP "$REDIS_PID"
-    acquire u1 r1
+    fastest acquire_another u1
     answer 204 failopen timeout
-    within "$TOOK" 60 250 "ms that the caller waited"
+    within "$TOOK" 90 200 "ms that the caller waited"
     kill -CONT "$REDIS_PID"
     eventually 3 slots_are u1 0
     always 300 slots_are u1 0
+}
+
+acquire_another() {
+    ANOTHER=$((${ANOTHER:-0} + 1))
+    acquire "$1" "another$ANOTHER"
 }
 
 @test "A08: a plan decides the limit, a trusted limit beats the plan, an unknown plan means the default" {

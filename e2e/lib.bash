@@ -161,15 +161,15 @@ slots_are() { [[ $(slots "$1") == "$2" ]]; }
 # expiry USER ID: when the slot dies, in ms by Redis's clock.
 expiry() { redis ZSCORE "$(slots_key "$1")" "$2" | sed 's/\..*//'; }
 
-# All keys of the service but the sample, which later versions write.
-keys() { redis --scan --pattern 'streamcap:*' | grep -v '^streamcap:sample$' || true; }
+# All keys of users: without the sample and the probe key of the self-test.
+keys() { redis --scan --pattern 'streamcap:*' | grep -v -e '^streamcap:sample$' -e '^streamcap:{%probe}:' || true; }
 
 no_keys() { [[ -z $(keys) ]]; }
 
 # --------------------------------------------------------------------------- streamcap
 
 # start_streamcap [NAME=value...]: names without STREAMCAP_; on free ports, with the test's Redis
-# where one runs. Sets SC (base URL), SC_ADDRESS, SC_ADMIN, SC_LOG_ADDRESS, STREAMCAP_PID, STREAMCAP_LOG.
+# where one runs, and with budgets for a machine that is busy with other tests. Sets SC (base URL), SC_ADDRESS, SC_ADMIN, SC_LOG_ADDRESS, STREAMCAP_PID, STREAMCAP_LOG.
 start_streamcap() {
     STREAMCAP_SETTINGS=("$@")
     STREAMCAP_STARTS=$((${STREAMCAP_STARTS:-0} + 1))
@@ -177,6 +177,7 @@ start_streamcap() {
     launch "$name" env -i PATH="$PATH" HOME="$DIR" \
         STREAMCAP_LISTEN=127.0.0.1:0 STREAMCAP_ADMIN_LISTEN=127.0.0.1:0 \
         STREAMCAP_NGINX_LOG_LISTEN=127.0.0.1:0 \
+        STREAMCAP_ACQUIRE_TIMEOUT=250ms STREAMCAP_HEARTBEAT_TIMEOUT=1s STREAMCAP_RELEASE_TIMEOUT=1s \
         ${REDIS_SOCKET:+STREAMCAP_REDIS_URL="unix://$REDIS_SOCKET"} \
         "${@/#/STREAMCAP_}" "$STREAMCAP_BIN"
     STREAMCAP_PID=$LAUNCHED
@@ -316,6 +317,18 @@ request() {
     touch "$HEAD" "$BODY"
     read -r STATUS seconds < <(curl -sS -m 10 -o "$BODY" -D "$HEAD" -w '%{http_code} %{time_total}\n' "$@" 2>"$DIR/request.err" || true) || true
     TOOK=$((10#${seconds/./} / 1000))
+}
+
+# fastest command...: three times, TOOK the least of them, for a machine may be busy; STATUS is the same each time.
+fastest() {
+    local i least='' status=''
+    for i in 1 2 3; do
+        "$@"
+        eq "$STATUS" "${status:-$STATUS}" "status of try $i" || return 1
+        status=$STATUS
+        [[ -n $least ]] && ((least < TOOK)) || least=$TOOK
+    done
+    TOOK=$least
 }
 
 # header NAME [FILE]: its value in the answer, nothing where it isn't there.
