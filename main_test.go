@@ -94,6 +94,15 @@ func (s *running) event(name string) map[string]any {
 	}
 }
 
+// warnsOnce wants exactly one line whose field has the value.
+func (s *running) warnsOnce(field, value string) {
+	s.Helper()
+	eventually(s.T, "a line with "+value, func() bool { return len(s.log.find(field, value)) > 0 })
+	if lines := s.log.find(field, value); len(lines) > 1 {
+		s.Errorf("%d lines with %q within a minute, want 1", len(lines), value)
+	}
+}
+
 // start runs the service with these settings (NAME=value, without the prefix); it is stopped with the test.
 func start(t *testing.T, settings ...string) *running {
 	t.Helper()

@@ -60,10 +60,16 @@ func newRedis(t testing.TB, server *redistest.Server, events slotstore.Events) *
 	return newRedisWith(t, server, lifetimes, events)
 }
 
+// newRedisWith returns once the self-tests, which take slots of their own, have ended in one way or the other.
 func newRedisWith(t testing.TB, server *redistest.Server, lifetimes slotstore.Lifetimes, events slotstore.Events) *slotstore.Redis {
 	t.Helper()
+	tested := make(chan string, 100)
+	events.SelfTest = func(role string, _ error) { tested <- role }
 	store := slotstore.NewRedis(redisOptions(server), lifetimes, events)
 	t.Cleanup(func() { store.Close() })
+	for range slotstore.Roles {
+		<-tested
+	}
 	return store
 }
 

@@ -325,13 +325,13 @@ func (r *role) send(calls []*call) {
 			r.finish(c)
 		}
 	}()
-	r.run(calls)
-}
-
-// run runs the calls' scripts in their order.
-func (r *role) run(calls []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
 	defer cancel()
+	r.run(ctx, calls...)
+}
+
+// run runs the calls' scripts, in any order.
+func (r *role) run(ctx context.Context, calls ...*call) {
 	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
 		return pipeline.EvalSha(ctx, c.script.sha, run.keys, run.args...)
 	})
@@ -421,14 +421,15 @@ func (r *role) watch() {
 func (r *role) probe(budget time.Duration) error {
 	calls, done, began := r.test(), make(chan error, 1), time.Now()
 	r.work.Go(func() {
-		r.run(calls)
-		for _, c := range calls {
-			if err := c.failure(); err != nil {
-				done <- err
-				return
+		ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
+		defer cancel()
+		var first error
+		for _, c := range calls { // also behind one that failed: the last gives back what the first took
+			if r.run(ctx, c); first == nil {
+				first = c.failure()
 			}
 		}
-		done <- nil
+		done <- first
 	})
 	timeout := time.NewTimer(budget)
 	defer timeout.Stop()
