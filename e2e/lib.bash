@@ -252,7 +252,7 @@ write_nginx_conf() {
         -e "s#server 127.0.0.1:9000 max_fails=0;#${servers:-server 127.0.0.1:9;}#" \
         -e "s#^http {#http { client_body_temp_path $NGINX_DIR/body; proxy_temp_path $NGINX_DIR/proxy; fastcgi_temp_path $NGINX_DIR/fastcgi; uwsgi_temp_path $NGINX_DIR/uwsgi; scgi_temp_path $NGINX_DIR/scgi;#" \
         "$REPO/$file" | sed "${edits[@]}" -e '' >"$NGINX_DIR/nginx.conf"
-    if grep -nE '^[^#]*(8080|8081|8443|9180|9514|4180|9000|/var/|/etc/|/run/)' "$NGINX_DIR/nginx.conf"; then
+    if grep -nE '^[^#]*(\b(8080|8081|8443|9180|9514|4180|9000)\b|/var/|/etc/|/run/)' "$NGINX_DIR/nginx.conf"; then
         fail "a port or path of $file was not replaced"
     fi
 }

@@ -163,6 +163,29 @@ still_capped() {
     grep -q '127.0.0.1' "$DIR/details"
 }
 
+@test "S09: a user name of the client's own choice may hold anything: it is a user or nobody, never a 500" {
+    start_redis
+    start_streamcap DEFAULT_LIMIT=1 SLOT_TTL=60s
+    start_backend
+    # The mistake that the file warns of: $remote_user without auth_basic.
+    NGINX_SED=('s#^        default            "";.*#        default $remote_user;#' '/"Bearer demo/d; /keys\*/d')
+    start_nginx
+    local name
+    for name in "$(printf 'a\x01b')" "$(printf 'a\nb')" "$(printf 'a\rb')" "$(printf 'a\x7f')" "$(printf 'u%.0s' {1..257})" \
+        "$(printf 'u%.0s' {1..30000})"; do
+        request -u "$name:" "$NG/stream/x?for=20ms"
+        eq "$STATUS" 200 "status of $name"
+        grep -q '"user":"","id":"[0-9a-f]*","slot":"uncounted","reason":"no_user"' "$BODY" || fail "$name got $(head -n 1 "$BODY")"
+    done
+    for name in "$(printf 'a\xffb')" 'a"b' 'a\b' '{a}' 'a b' ' a ' "$(printf 'u%.0s' {1..256})"; do
+        request -u "$name:" "$NG/stream/x?for=20ms"
+        eq "$STATUS" 200 "status of $name"
+        grep -q '"slot":"held"' "$BODY" || fail "$name got $(head -n 1 "$BODY")"
+        # The end-of-request line names the same user, whatever the bytes.
+        eventually 1 no_keys
+    done
+}
+
 @test "N01: 60 KB of cookies: the stream starts, and the cap is what it was" {
     at_the_cap
     local cookie
