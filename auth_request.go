@@ -20,6 +20,7 @@ type authRequest struct {
 	local         *slotstore.Memory // decides where the store can't; nil: off
 	unsettled     *unsettled
 	trouble       *trouble
+	metrics       *metrics
 	limits        map[string]int // by plan
 	defaultLimit  int
 	shadow        bool // count and report, never deny
@@ -38,8 +39,10 @@ type verdict struct {
 	slot       string // X-Stream-Slot
 	reason     string // X-Stream-Reason; empty for a slot that is simply held
 	limit      int
-	used       int           // -1: the store was not asked or did not answer
-	retryAfter time.Duration // 0: none
+	used       int              // -1: the store was not asked or did not answer
+	retryAfter time.Duration    // 0: none
+	result     string           // that it counts as
+	notDecided slotstore.Reason // why the store did not decide a stream that starts, or that the local cap decided
 }
 
 func (a *authRequest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -54,10 +57,24 @@ func (a *authRequest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.answer(w, r, a.decide(r, limit))
 }
 
+// count records a verdict.
+func (a *authRequest) count(v verdict) {
+	a.metrics.acquires.add(v.result, 1)
+	if v.result == resultUncounted {
+		a.metrics.uncounted.add(v.reason, 1)
+	}
+	if v.notDecided != "" {
+		a.metrics.failOpen[slotstore.RoleAcquire].add(string(v.notDecided), 1)
+	}
+	if v.used >= 0 {
+		a.metrics.busiest.saw(time.Now(), v.used)
+	}
+}
+
 // decide understands the request and asks the store. Its order is the contract's: preflight, user, request id, store.
 func (a *authRequest) decide(r *http.Request, limit int) verdict {
 	if method := one(r.Header, headerOriginalMethod); method == http.MethodOptions || method == http.MethodHead {
-		return verdict{status: http.StatusNoContent, slot: "uncounted", reason: "preflight", limit: limit, used: -1}
+		return verdict{status: http.StatusNoContent, slot: "uncounted", reason: "preflight", limit: limit, used: -1, result: resultUncounted}
 	}
 	user, err := parseUser(one(r.Header, headerUser))
 	if err != nil {
@@ -81,9 +98,9 @@ func (a *authRequest) missing(limit int, reason, directive string, err error) ve
 		a.log.Warn().Err(err).Int("count", count).Str("reason", reason).Str("directive", directive).
 			Msg("acquire without a usable " + strings.TrimPrefix(reason, "no_") + "; is the directive in nginx's acquire location?")
 	}
-	v := verdict{status: http.StatusNoContent, slot: "uncounted", reason: reason, limit: limit, used: -1}
+	v := verdict{status: http.StatusNoContent, slot: "uncounted", reason: reason, limit: limit, used: -1, result: resultUncounted}
 	if a.denyMissingID {
-		v = a.denied(v, http.StatusUnauthorized, reason)
+		v = a.denied(v, http.StatusUnauthorized, reason, resultRefused)
 	}
 	return v
 }
@@ -92,47 +109,61 @@ func (a *authRequest) missing(limit int, reason, directive string, err error) ve
 // what it took for a client that left is undone.
 func (a *authRequest) acquire(r *http.Request, req slotstore.Request) verdict {
 	ctx := context.WithoutCancel(r.Context())
-	if a.local != nil && a.local.Holds(req.ID) {
-		return a.decideLocally(r, req)
+	v := a.ask(ctx, req)
+	if r.Context().Err() == nil {
+		return v
 	}
-	decision, err := a.store.Acquire(ctx, req)
-	if err != nil {
-		a.trouble.failed(slotstore.RoleAcquire, err)
-		if a.local != nil {
-			return a.decideLocally(r, req)
+	if v.result == resultGranted {
+		if v.reason == reasonLocal {
+			_, _ = a.local.Undo(ctx, req.ID, req.Attempt) // memory never fails
+		} else {
+			a.unsettled.undoNow(ctx, req.ID, req.Attempt)
 		}
-		return a.failed(req.Limit, slotstore.ReasonOf(err))
+		v = a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
 	}
-	if decision.Outcome == slotstore.Granted && r.Context().Err() != nil {
-		a.unsettled.undoNow(ctx, req.ID, req.Attempt)
-		return a.failed(req.Limit, slotstore.Internal) // only a client that closed half its connection reads this
-	}
-	return a.decided(req, decision)
+	v.result, v.notDecided = resultCancelled, ""
+	return v
 }
 
-// decideLocally caps in memory while the store can't answer, and renews what it granted so for as long as that lives.
-func (a *authRequest) decideLocally(r *http.Request, req slotstore.Request) verdict {
-	ctx := context.WithoutCancel(r.Context())
+// ask has the store decide, or the local cap where the store can't and where it holds the slot already.
+func (a *authRequest) ask(ctx context.Context, req slotstore.Request) verdict {
+	if a.local != nil && a.local.Holds(req.ID) {
+		return a.askLocal(ctx, req, slotstore.Unavailable)
+	}
+	decision, err := a.store.Acquire(ctx, req)
+	if err == nil {
+		return a.decided(req, decision)
+	}
+	a.trouble.failed(slotstore.RoleAcquire, err)
+	if a.local != nil {
+		return a.askLocal(ctx, req, slotstore.ReasonOf(err))
+	}
+	return a.failed(req.Limit, slotstore.ReasonOf(err))
+}
+
+func (a *authRequest) askLocal(ctx context.Context, req slotstore.Request, cause slotstore.Reason) verdict {
 	decision, err := a.local.Acquire(ctx, req)
 	if err != nil {
 		return a.failed(req.Limit, slotstore.ReasonOf(err))
 	}
-	if decision.Outcome == slotstore.Granted && r.Context().Err() != nil {
-		_, _ = a.local.Undo(ctx, req.ID, req.Attempt) // memory never fails
-		return a.failed(req.Limit, slotstore.Internal)
-	}
 	v := a.decided(req, decision)
-	if v.slot == "held" {
-		v.reason = "local"
+	if v.notDecided = cause; v.slot == "held" {
+		v.reason = reasonLocal
 	}
 	return v
 }
 
+const reasonLocal = "local"
+
 // decided is the answer to what a store decided.
 func (a *authRequest) decided(req slotstore.Request, decision slotstore.Decision) verdict {
-	v := verdict{status: http.StatusNoContent, slot: "held", limit: req.Limit, used: decision.Used}
-	if decision.Outcome == slotstore.Denied {
-		v = a.denied(v, a.denyStatus, "stream_limit_reached")
+	v := verdict{status: http.StatusNoContent, slot: "held", limit: req.Limit, used: decision.Used, result: resultGranted}
+	switch decision.Outcome {
+	case slotstore.Granted:
+	case slotstore.Renewed:
+		v.result = resultRenewed
+	case slotstore.Denied:
+		v = a.denied(v, a.denyStatus, "stream_limit_reached", resultDenied)
 		if req.Limit != 0 && !a.shadow {
 			v.retryAfter = decision.RetryAfter
 		}
@@ -146,26 +177,30 @@ func (a *authRequest) decided(req slotstore.Request, decision slotstore.Decision
 
 // failed is the answer where the store gave none.
 func (a *authRequest) failed(limit int, reason slotstore.Reason) verdict {
-	v := verdict{status: http.StatusNoContent, slot: "failopen", reason: string(reason), limit: limit, used: -1}
+	v := verdict{
+		status: http.StatusNoContent, slot: "failopen", reason: string(reason), limit: limit, used: -1,
+		result: resultFailOpen, notDecided: reason,
+	}
 	if a.failClosed {
-		v = a.denied(v, a.denyStatus, "store_unavailable")
+		v = a.denied(v, a.denyStatus, "store_unavailable", resultFailClosed)
 		if !a.shadow {
-			v.retryAfter = time.Second
+			v.retryAfter, v.notDecided = time.Second, ""
 		}
 	}
 	return v
 }
 
 // denied turns a verdict into a denial, unless shadow mode only counts what would have been one.
-func (a *authRequest) denied(v verdict, status int, reason string) verdict {
-	v.status, v.slot, v.reason = status, "denied", reason
+func (a *authRequest) denied(v verdict, status int, reason, result string) verdict {
+	v.status, v.slot, v.reason, v.result = status, "denied", reason, result
 	if a.shadow {
-		v.status, v.slot, v.reason = http.StatusNoContent, "uncounted", "shadow"
+		v.status, v.slot, v.reason, v.result = http.StatusNoContent, "uncounted", "shadow", resultUncounted
 	}
 	return v
 }
 
 func (a *authRequest) answer(w http.ResponseWriter, r *http.Request, v verdict) {
+	a.count(v)
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")
 	header.Set(headerSlot, v.slot)

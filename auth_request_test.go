@@ -117,8 +117,10 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 
 // serviceOn is a service on a store of the test's.
 func serviceOn(cfg config, store slotstore.Store) *service {
+	metrics := newMetrics()
 	return &service{
-		cfg: cfg, log: zerolog.Nop(), store: store, unsettled: &unsettled{store: store, slotTTL: cfg.SlotTTL}, trouble: newTrouble(zerolog.Nop(), cfg.Redis),
+		cfg: cfg, log: zerolog.Nop(), store: store, metrics: metrics, trouble: newTrouble(zerolog.Nop(), cfg.Redis),
+		unsettled: &unsettled{store: store, slotTTL: cfg.SlotTTL, metrics: metrics},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,12 +40,13 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		problem{http.StatusMethodNotAllowed, r.Method + " is not allowed here; use GET or HEAD"}.write(w)
 		return
 	}
+	roles := h.store.Health()
 	report := healthReport{Status: "ok", Store: h.storeName, Roles: make(map[string]roleReport), Version: buildVersion()}
-	for _, role := range h.store.Health() {
+	for _, role := range roles {
 		report.Roles[role.Role] = roleReport{role.Breaker, role.LastError}
-		if role.Breaker != "closed" || role.LastError != "" {
-			report.Status = "degraded"
-		}
+	}
+	if degraded(roles) {
+		report.Status = "degraded"
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	body, err := json.Marshal(report)
@@ -52,6 +54,11 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		body = []byte(`{"status":"degraded"}`) // it holds strings alone, so this never happens
 	}
 	writeJSON(w, http.StatusOK, body)
+}
+
+// degraded says whether any role is unwell.
+func degraded(roles []slotstore.Health) bool {
+	return slices.ContainsFunc(roles, func(h slotstore.Health) bool { return h.Breaker != "closed" || h.LastError != "" })
 }
 
 // runHealthcheck asks the process's own /healthz, for Docker's HEALTHCHECK. It reads STREAMCAP_LISTEN alone, so that no

@@ -21,7 +21,7 @@ type localSlots struct {
 
 // split parts the ids of local slots from the others.
 func (s localSlots) split(ids []slotstore.ID) (local, others []slotstore.ID) {
-	if s.memory.Users() == 0 {
+	if s.memory.UserCount() == 0 {
 		return nil, ids
 	}
 	for _, id := range ids {

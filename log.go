@@ -35,6 +35,8 @@ func (w warnings) Write(line []byte) (int, error) {
 // everything through. It remembers at most throttleKeys keys; beyond them, keys that it does not know share one.
 type throttle struct {
 	every time.Duration
+	// most is up to where the interval doubles with each line, until the key was quiet for one; 0: it stays.
+	most time.Duration
 
 	mu   sync.Mutex
 	keys map[string]*throttled
@@ -42,6 +44,7 @@ type throttle struct {
 
 type throttled struct {
 	next  time.Time
+	every time.Duration
 	count int // since the last line
 }
 
@@ -75,6 +78,17 @@ func (t *throttle) allow(key string) (count int, ok bool) {
 	if now.Before(k.next) {
 		return 0, false
 	}
-	count, k.count, k.next = k.count, 0, now.Add(t.every)
+	if now.After(k.next.Add(k.every)) {
+		k.every = t.every
+	}
+	count, k.count, k.next = k.count, 0, now.Add(k.every)
+	k.every = max(t.every, min(2*k.every, t.most))
 	return count, true
+}
+
+// forget begins anew with a key.
+func (t *throttle) forget(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.keys, key)
 }

@@ -152,10 +152,11 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 	settling, stopSettling := context.WithCancel(ctx)
 	defer stopSettling()
 	working.Go(func() { service.unsettled.run(settling) })
+	working.Go(func() { service.sample(settling) })
 	if nginxConn != nil {
 		started.Str("nginx_log_listen", bound(nginxConn.LocalAddr()))
 		nginxLog := &nginxLog{
-			conn: nginxConn, store: service.store, unsettled: service.unsettled, trouble: service.trouble, log: log,
+			conn: nginxConn, store: service.store, unsettled: service.unsettled, trouble: service.trouble, metrics: service.metrics, log: log,
 			bad: throttle{every: time.Minute},
 		}
 		working.Go(nginxLog.run)
@@ -231,15 +232,21 @@ type service struct {
 	local     *slotstore.Memory // nil: off
 	unsettled *unsettled
 	trouble   *trouble
+	metrics   *metrics
 }
 
 // newService opens the store. It waits for nobody.
 func newService(cfg config, log zerolog.Logger) *service {
-	s := &service{cfg: cfg, log: log, unsettled: &unsettled{slotTTL: cfg.SlotTTL, log: log}, trouble: newTrouble(log, cfg.Redis)}
-	s.store = openStore(cfg, slotstore.Events{
+	metrics := newMetrics()
+	s := &service{
+		cfg: cfg, log: log, metrics: metrics, trouble: newTrouble(log, cfg.Redis),
+		unsettled: &unsettled{slotTTL: cfg.SlotTTL, metrics: metrics, log: log},
+	}
+	s.store = openStore(cfg, metrics.events(slotstore.Events{
 		Abandoned: s.unsettled.keepUndo, Circuit: s.trouble.circuit, SelfTest: s.trouble.selfTest, Eviction: s.trouble.eviction,
-	})
+	}))
 	s.unsettled.store = s.store
+	metrics.watch(s.store, s.unsettled.depth)
 	if cfg.OnStoreFailure == "local" {
 		s.local = slotstore.NewMemory(lifetimes(cfg), slotstore.Events{}, localUsers)
 		s.store = localSlots{s.store, s.local}
@@ -247,10 +254,33 @@ func newService(cfg config, log zerolog.Logger) *service {
 	return s
 }
 
+// sampleEach is how often a sidecar looks for the newest sample.
+const sampleEach = 2 * time.Second
+
+// sample shows the newest sample of all sidecars until ctx ends.
+func (s *service) sample(ctx context.Context) {
+	tick := time.NewTicker(sampleEach)
+	defer tick.Stop()
+	for {
+		sample, ok, err := s.store.Sample(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.trouble.failed(slotstore.RoleAdmin, err)
+		}
+		if ok {
+			s.metrics.setSample(sample)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // publicHandler routes by hand: a router answers 405 to a method that it does not know, and /acquire takes any.
 func (s *service) publicHandler() http.Handler {
 	acquire := &authRequest{
-		store: s.store, local: s.local, unsettled: s.unsettled, trouble: s.trouble,
+		store: s.store, local: s.local, unsettled: s.unsettled, trouble: s.trouble, metrics: s.metrics,
 		limits: s.cfg.Limits, defaultLimit: s.cfg.DefaultLimit,
 		shadow: !s.cfg.Enforce, failClosed: s.cfg.OnStoreFailure == "closed",
 		denyMissingID: s.cfg.OnMissingID == "deny", denyStatus: s.cfg.DenyStatus,
@@ -259,10 +289,10 @@ func (s *service) publicHandler() http.Handler {
 	}
 	heartbeat := &heartbeats{
 		store: s.store, caller: slotCaller{methods: []string{"POST", "PUT"}, token: s.cfg.BackendToken},
-		trouble: s.trouble, log: s.log, gone: throttle{every: time.Minute},
+		trouble: s.trouble, metrics: s.metrics, log: s.log, gone: throttle{every: time.Minute},
 	}
 	release := &releases{
-		store: s.store, unsettled: s.unsettled, trouble: s.trouble,
+		store: s.store, unsettled: s.unsettled, trouble: s.trouble, metrics: s.metrics,
 		caller: slotCaller{methods: []string{"POST", "PUT", "DELETE"}, token: s.cfg.BackendToken},
 	}
 	health := &health{store: s.store, storeName: storeName(s.cfg)}
@@ -288,6 +318,7 @@ func (s *service) publicHandler() http.Handler {
 // adminHandler serves people and Prometheus.
 func (s *service) adminHandler() http.Handler {
 	router := chi.NewRouter()
+	router.Handle("/metrics", s.metrics.handler())
 	router.Handle("/healthz", &health{store: s.store, storeName: storeName(s.cfg)})
 	return router
 }

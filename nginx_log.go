@@ -22,6 +22,7 @@ type nginxLog struct {
 	store     slotstore.Store
 	unsettled *unsettled
 	trouble   *trouble
+	metrics   *metrics
 	log       zerolog.Logger
 	bad       throttle // one line a minute
 }
@@ -60,6 +61,7 @@ func (n *nginxLog) read(ended chan<- slotstore.ID) {
 		switch {
 		case errors.Is(err, errNothingToRelease):
 		case err != nil:
+			n.metrics.nginxLogBad.Inc()
 			if count, ok := n.bad.allow(""); ok {
 				n.log.Warn().Err(err).Int("count", count).Msg("an end-of-request line can't be read; is nginx's log_format the one of nginx.conf.example?")
 			}
@@ -67,6 +69,7 @@ func (n *nginxLog) read(ended chan<- slotstore.ID) {
 			select {
 			case ended <- id:
 			default: // its slot expires by itself
+				n.metrics.shed.add(slotstore.RoleRelease, 1)
 			}
 		}
 	}
@@ -112,8 +115,9 @@ func (n *nginxLog) release(ended <-chan slotstore.ID) {
 			}
 		}
 		done, err := n.store.Release(context.Background(), batch...)
+		n.metrics.released(sourceNginx, done)
 		if err != nil {
-			n.unsettled.keepReleases(done.Unrecorded)
+			n.unsettled.keepReleases(sourceNginx, done.Unrecorded)
 			n.trouble.failed(slotstore.RoleRelease, err)
 		}
 	}

@@ -31,6 +31,7 @@ type heartbeats struct {
 	store   slotstore.Store
 	caller  slotCaller
 	trouble *trouble
+	metrics *metrics
 	log     zerolog.Logger
 	gone    throttle // one line a minute
 }
@@ -44,6 +45,7 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	beats, err := h.store.Heartbeat(context.WithoutCancel(r.Context()), ids...)
 
+	h.metrics.beats(beats)
 	if len(beats.Gone) > 0 {
 		if count, ok := h.gone.allow(""); ok {
 			h.log.Warn().Str("user", beats.Gone[0].User).Str("id", beats.Gone[0].Request).Int("count", count).
@@ -53,6 +55,7 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		h.trouble.failed(slotstore.RoleHeartbeat, err)
+		h.metrics.failOpen[slotstore.RoleHeartbeat].add(string(slotstore.ReasonOf(err)), 1)
 		writeUnrecorded(w, err)
 	case many:
 		writeJSON(w, http.StatusOK, appendBeats(nil, beats))
@@ -73,6 +76,7 @@ type releases struct {
 	store     slotstore.Store
 	unsettled *unsettled
 	trouble   *trouble
+	metrics   *metrics
 	caller    slotCaller
 }
 
@@ -86,10 +90,11 @@ func (h *releases) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// A caller that hangs up does not undo her release.
 	done, err := h.store.Release(context.WithoutCancel(r.Context()), ids...)
 
+	h.metrics.released(sourceBackend, done)
 	released := strconv.Itoa(len(done.Released))
 	switch {
 	case err != nil:
-		h.unsettled.keepReleases(done.Unrecorded)
+		h.unsettled.keepReleases(sourceBackend, done.Unrecorded)
 		h.trouble.failed(slotstore.RoleRelease, err)
 		writeUnrecorded(w, err)
 	case many:

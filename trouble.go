@@ -13,11 +13,11 @@ import (
 type trouble struct {
 	log   zerolog.Logger
 	redis redisConfig
-	lines throttle // one a second for each role
+	lines throttle // one a second for each role, and fewer as an outage goes on
 }
 
 func newTrouble(log zerolog.Logger, redis redisConfig) *trouble {
-	return &trouble{log: log, redis: redis, lines: throttle{every: time.Second}}
+	return &trouble{log: log, redis: redis, lines: throttle{every: time.Second, most: time.Minute}}
 }
 
 // failed takes a call that the store did not answer.
@@ -34,6 +34,7 @@ func (t *trouble) circuit(c slotstore.Circuit) {
 			Str("hint", hint(c.Reason, t.redis)).Msg("the store is not asked until it answers a probe")
 		return
 	}
+	t.lines.forget(c.Role)
 	t.log.Warn().Str("event", "redis_circuit_closed").Str("role", c.Role).Str("reason", string(c.Reason)).
 		Float64("open_seconds", c.OpenFor.Seconds()).Int("failed_open", c.FailedOpen).Msg("the store answers again")
 }

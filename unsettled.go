@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -15,17 +16,23 @@ import (
 type unsettled struct {
 	store   slotstore.Store
 	slotTTL time.Duration
+	metrics *metrics
 	log     zerolog.Logger
 
 	mu       sync.Mutex
-	releases map[slotstore.ID]time.Time // until
-	undos    map[undo]time.Time         // until
+	releases map[slotstore.ID]kept
+	undos    map[undo]kept
+}
+
+// kept says since when and until when something is kept, and for whom it counts.
+type kept struct {
+	since, until time.Time
+	source       string
 }
 
 type undo struct {
 	id      slotstore.ID
 	attempt string
-	asked   time.Time // the first time
 }
 
 const (
@@ -40,36 +47,57 @@ const (
 )
 
 // keepReleases keeps what a release could not give back.
-func (u *unsettled) keepReleases(ids []slotstore.ID) {
+func (u *unsettled) keepReleases(source string, ids []slotstore.ID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	keep(&u.releases, ids, time.Now().Add(u.slotTTL))
+	for _, id := range ids {
+		keep(u, &u.releases, id, source, u.slotTTL)
+	}
 }
 
 // undoNow takes back what a cancelled acquire was granted; nobody waits for it.
 func (u *unsettled) undoNow(ctx context.Context, id slotstore.ID, attempt string) {
-	if _, err := u.store.Undo(ctx, id, attempt); err != nil {
+	undone, err := u.store.Undo(ctx, id, attempt)
+	if err != nil {
 		u.keepUndo(id, attempt)
+		return
 	}
+	u.countUndo(undone)
 }
 
 // keepUndo has an acquire undone that took, or may yet take, a slot for nobody.
 func (u *unsettled) keepUndo(id slotstore.ID, attempt string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	now := time.Now()
-	keep(&u.undos, []undo{{id, attempt, now}}, now.Add(max(undoFor, u.slotTTL)))
+	u.metrics.releases[sourceAbandoned].add(resultUnrecorded, 1)
+	keep(u, &u.undos, undo{id, attempt}, sourceAbandoned, max(undoFor, u.slotTTL))
 }
 
-func keep[K comparable](kept *map[K]time.Time, keys []K, until time.Time) {
-	if *kept == nil {
-		*kept = make(map[K]time.Time)
+func (u *unsettled) countUndo(undone bool) {
+	if undone {
+		u.metrics.releases[sourceAbandoned].add(resultReleased, 1)
+	} else {
+		u.metrics.releases[sourceAbandoned].add(resultAbsent, 1)
 	}
-	for _, key := range keys {
-		if len(*kept) < unsettledMost {
-			(*kept)[key] = until
-		}
+}
+
+func keep[K comparable](u *unsettled, all *map[K]kept, key K, source string, lifetime time.Duration) {
+	if *all == nil {
+		*all = make(map[K]kept)
 	}
+	if len(*all) >= unsettledMost {
+		u.metrics.shed.add(slotstore.RoleRelease, 1)
+		return
+	}
+	now := time.Now()
+	(*all)[key] = kept{since: now, until: now.Add(lifetime), source: source}
+}
+
+// depth is how much is kept.
+func (u *unsettled) depth() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.releases) + len(u.undos)
 }
 
 // run tries again until ctx ends.
@@ -91,56 +119,55 @@ func (u *unsettled) settle(ctx context.Context) {
 	if !u.settleReleases(ctx) {
 		return
 	}
-	for _, undo := range due(u, &u.undos) {
+	for undo, kept := range due(u, &u.undos) {
 		undone, err := u.store.Undo(ctx, undo.id, undo.attempt)
 		if err != nil {
 			return
 		}
-		if undone || time.Since(undo.asked) > undoFor { // else the acquire may still be on its way
+		if undone || time.Since(kept.since) > undoFor { // else the acquire may still be on its way
+			u.countUndo(undone)
 			forget(u, &u.undos, undo)
 		}
 	}
 }
 
 func (u *unsettled) settleReleases(ctx context.Context) bool {
-	ids := due(u, &u.releases)
-	if len(ids) == 0 {
-		return true
+	bySource := make(map[string][]slotstore.ID)
+	for id, kept := range due(u, &u.releases) {
+		bySource[kept.source] = append(bySource[kept.source], id)
 	}
-	releases, err := u.store.Release(ctx, ids...)
-	unrecorded := make(map[slotstore.ID]bool, len(releases.Unrecorded))
-	for _, id := range releases.Unrecorded {
-		unrecorded[id] = true
-	}
-	for _, id := range ids {
-		if !unrecorded[id] {
-			forget(u, &u.releases, id)
+	for source, ids := range bySource {
+		done, err := u.store.Release(ctx, ids...)
+		unrecorded := make(map[slotstore.ID]bool, len(done.Unrecorded))
+		for _, id := range done.Unrecorded {
+			unrecorded[id] = true
 		}
+		for _, id := range ids {
+			if !unrecorded[id] {
+				forget(u, &u.releases, id)
+			}
+		}
+		done.Unrecorded = nil // they were counted when they were kept
+		u.metrics.released(source, done)
+		if err != nil {
+			return false
+		}
+		u.log.Info().Str("source", source).Int("slots", len(ids)).Msg("kept releases were taken by the store")
 	}
-	if err == nil {
-		u.log.Info().Int("slots", len(ids)).Msg("kept releases were taken by the store")
-	}
-	return err == nil
+	return true
 }
 
 // due lists what is kept, and drops what is not worth keeping any longer.
-func due[K comparable](u *unsettled, kept *map[K]time.Time) []K {
+func due[K comparable](u *unsettled, all *map[K]kept) map[K]kept {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	now := time.Now()
-	var keys []K
-	for key, until := range *kept {
-		if now.After(until) {
-			delete(*kept, key)
-		} else {
-			keys = append(keys, key)
-		}
-	}
-	return keys
+	maps.DeleteFunc(*all, func(_ K, k kept) bool { return now.After(k.until) })
+	return maps.Clone(*all)
 }
 
-func forget[K comparable](u *unsettled, kept *map[K]time.Time, key K) {
+func forget[K comparable](u *unsettled, all *map[K]kept, key K) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(*kept, key)
+	delete(*all, key)
 }

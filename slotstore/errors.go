@@ -29,6 +29,11 @@ const (
 	Internal    Reason = "internal"     // all else
 )
 
+// Reasons are all of them.
+//
+//nolint:gochecknoglobals // a constant list
+var Reasons = []Reason{Timeout, Unavailable, BreakerOpen, Overload, OOM, ReadOnly, NoPerm, WrongType, Moved, Internal}
+
 // Error is a store's failure to answer. It says nothing about the slot.
 type Error struct {
 	Op     string // acquire, heartbeat, release, undo, list

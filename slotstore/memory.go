@@ -133,8 +133,8 @@ func (m *Memory) Holds(id ID) (held bool) {
 	return held
 }
 
-// Users is how many users hold slots. Those whose slots are all dead count until they are pruned.
-func (m *Memory) Users() int { return int(m.userCount.Load()) }
+// UserCount is how many users hold slots. Those whose slots are all dead count until they are pruned.
+func (m *Memory) UserCount() int { return int(m.userCount.Load()) }
 
 func denial(live []memorySlot, now time.Duration) Decision {
 	decision := Decision{Outcome: Denied, Used: len(live)}

@@ -22,11 +22,14 @@ var (
 	releaseLua string
 	//go:embed list.lua
 	listLua string
+	//go:embed sample.lua
+	sampleLua string
 
-	acquireScript   = newScript(acquireLua)
-	heartbeatScript = newScript(heartbeatLua)
-	releaseScript   = newScript(releaseLua)
-	listScript      = newScript(listLua)
+	acquireScript   = newScript("acquire", acquireLua)
+	heartbeatScript = newScript("heartbeat", heartbeatLua)
+	releaseScript   = newScript("release", releaseLua)
+	listScript      = newScript("list", listLua)
+	sampleScript    = newScript("scan", sampleLua)
 )
 
 // chunkSize is how many slots of a batch share one budget.

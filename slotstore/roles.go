@@ -48,10 +48,12 @@ const (
 	pipelineRuns = 500
 )
 
-// script is a Lua script and the digest that a server which knows it knows it by.
-type script struct{ text, sha string }
+// script is a Lua script, what it does in a word, and the digest that a server which knows it knows it by.
+type script struct{ op, text, sha string }
 
-func newScript(text string) *script { return &script{text: text, sha: redis.NewScript(text).Hash()} }
+func newScript(op, text string) *script {
+	return &script{op: op, text: text, sha: redis.NewScript(text).Hash()}
+}
 
 // call is a script with one or more sets of keys and arguments: what its caller waits for as one.
 type call struct {
@@ -251,15 +253,14 @@ func (r *role) do(ctx context.Context, c *call) error {
 	}
 	c.began = time.Now()
 	if r.waiting.Add(c.bytes) > queueBytes {
-		r.waiting.Add(-c.bytes)
-		return errQueue
+		return r.shed(c)
 	}
 	select {
 	case r.queue <- c:
 	default:
-		r.waiting.Add(-c.bytes)
-		return errQueue
+		return r.shed(c)
 	}
+	defer func() { r.events.called(r.role, c.script.op, time.Since(c.began)) }()
 	budget := time.NewTimer(r.budget)
 	defer budget.Stop()
 	select {
@@ -278,6 +279,12 @@ func (r *role) do(ctx context.Context, c *call) error {
 	}
 	<-c.done
 	return nil
+}
+
+func (r *role) shed(c *call) error {
+	r.waiting.Add(-c.bytes)
+	r.events.shed(r.role)
+	return errQueue
 }
 
 // serve sends what waits, as one pipeline, until the role is closed.
@@ -386,6 +393,12 @@ func (r *role) finish(c *call) {
 		c.late()
 	}
 	close(c.done)
+}
+
+func (r *role) health() Health {
+	health := r.condition.health()
+	health.Waiting = len(r.queue)
+	return health
 }
 
 // watch tests the role at the start, and for as long as it is unwell, without waiting for a test that hangs.

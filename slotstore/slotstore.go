@@ -100,6 +100,7 @@ type Health struct {
 	Role      string // one of [Roles]
 	Breaker   string // closed, open or half-open
 	LastError string // of the last call; empty after a success
+	Waiting   int    // calls in its queue
 }
 
 // Roles are what a connection to a store can be for. Each has a client, a pool and a budget of its own.
@@ -128,6 +129,10 @@ type Events struct {
 	// Abandoned is called for an acquire whose caller got an error and that took, or may have taken, a slot all the
 	// same. The owner has [Store.Undo] called until it is settled.
 	Abandoned func(id ID, attempt string)
+	// Called is called with how long a caller waited for Redis; op is acquire, heartbeat, release, list or scan.
+	Called func(role, op string, took time.Duration)
+	// Shed is called for a call that found its role's queue full.
+	Shed func(role string)
 	// Circuit is called when a role's breaker has opened or closed.
 	Circuit func(Circuit)
 	// SelfTest is called with a role's first self-test, and then with each one that ends otherwise than the one before:
@@ -135,6 +140,18 @@ type Events struct {
 	SelfTest func(role string, err error)
 	// Eviction is called once, with what Redis does when it is full, if it lets itself be asked.
 	Eviction func(policy string, maxBytes int64)
+}
+
+func (e Events) called(role, op string, took time.Duration) {
+	if e.Called != nil {
+		e.Called(role, op, took)
+	}
+}
+
+func (e Events) shed(role string) {
+	if e.Shed != nil {
+		e.Shed(role)
+	}
 }
 
 func (e Events) expired(slots int) {
@@ -162,6 +179,10 @@ type Store interface {
 	Undo(ctx context.Context, id ID, attempt string) (undone bool, err error)
 	// Slots lists up to 1,000 live slots of one user, earliest expiry first. It is for people, not for the request path.
 	Slots(ctx context.Context, user string) ([]Slot, error)
+	// Users are those who hold at least so many slots. It takes at most the admin role's budget and is partial beyond it.
+	Users(ctx context.Context, atLeast int) (Users, error)
+	// Sample is a look at all slots, at most a minute old; false where another sidecar is making it now.
+	Sample(ctx context.Context) (sample Sample, ok bool, err error)
 	// Health reports each role without waiting for anything.
 	Health() []Health
 	// Close ends the store's connections. Calls under way end with an error.
