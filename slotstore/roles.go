@@ -376,12 +376,22 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 		}
 	}()
 	_, err := pipeline.Exec(ctx)
+	if cluster, ok := r.client.(*redis.ClusterClient); ok && err != nil && !isReply(err) {
+		// A pipeline that meets a dead node leaves the driver's map of the cluster as it is, for up to a minute.
+		cluster.ReloadState(ctx)
+	}
 	for _, pending := range all {
 		pending.run.reply, pending.run.err = pending.cmd.Result()
 		if pending.run.reply == nil && pending.run.err == nil {
 			pending.run.err = err // the handshake failed: the driver tells the pipeline, not its commands
 		}
 	}
+}
+
+// isReply says whether a server said it, as opposed to the network.
+func isReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
 }
 
 // finish hands the call back to its caller, or to late.
