@@ -37,6 +37,7 @@ type condition struct {
 
 	mu         sync.Mutex
 	lastError  error
+	since      time.Time // of the first failure since the last success
 	openedAt   time.Time
 	failedOpen int
 }
@@ -77,6 +78,9 @@ func (c *condition) record(began time.Time, err error) *Circuit {
 	case isNeutral(err):
 		return nil
 	case err != nil:
+		if c.lastError == nil {
+			c.since = time.Now()
+		}
 		c.lastError = err
 		c.failedOpen++
 		c.breaker.RecordFailure()
@@ -116,6 +120,7 @@ func (c *condition) health() Health {
 	health := Health{Role: c.role, Breaker: c.breaker.State().String()}
 	if c.lastError != nil {
 		health.LastError = string(classify(c.lastError)) + ": " + c.lastError.Error()
+		health.Since = c.since
 	}
 	return health
 }

@@ -97,10 +97,11 @@ type Slot struct {
 
 // Health is what one role of a store last saw.
 type Health struct {
-	Role      string // one of [Roles]
-	Breaker   string // closed, open or half-open
-	LastError string // of the last call; empty after a success
-	Waiting   int    // calls in its queue
+	Role      string    // one of [Roles]
+	Breaker   string    // closed, open or half-open
+	LastError string    // of the last call; empty after a success
+	Since     time.Time // of its first failure since the last success, on this process's clock; zero while it is well
+	Waiting   int       // calls in its queue
 }
 
 // Roles are what a connection to a store can be for. Each has a client, a pool and a budget of its own.
