@@ -110,7 +110,7 @@ func (a *authRequest) missing(limit int, reason, directive string, err error) ve
 func (a *authRequest) acquire(r *http.Request, req slotstore.Request) verdict {
 	ctx := context.WithoutCancel(r.Context())
 	v := a.ask(ctx, req)
-	if r.Context().Err() == nil {
+	if !clientLeft(r) {
 		return v
 	}
 	if v.result == resultGranted {

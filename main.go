@@ -220,6 +220,7 @@ func newServer(handler http.Handler, log zerolog.Logger) *http.Server {
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               128 << 10, // twice what the contract promises to take
 		DisableGeneralOptionsHandler: true,
+		ConnContext:                  withConn,
 		ErrorLog:                     stdlog.New(warnings{log}, "", 0),
 	}
 }

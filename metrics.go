@@ -230,9 +230,9 @@ type busiest struct {
 }
 
 func (b *busiest) turn(now time.Time) {
-	switch minute := now.Unix() / 60; {
-	case minute == b.minute:
-	case minute == b.minute+1:
+	switch minute := now.Unix() / 60; minute {
+	case b.minute:
+	case b.minute + 1:
 		b.minute, b.this, b.before = minute, 0, b.this
 	default:
 		b.minute, b.this, b.before = minute, 0, 0

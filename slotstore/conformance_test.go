@@ -513,3 +513,54 @@ func TestClosedRedisStoreAnswersWithAnError(t *testing.T) {
 		t.Errorf("acquire on a closed store: %v", err)
 	}
 }
+
+func TestUsersAndSampleShowLiveSlotsAlone_E04_M03(t *testing.T) {
+	bothStores(t, func(w *world) {
+		empty, ok, err := w.store.Sample(w.Context())
+		if err != nil || !ok || empty != (slotstore.Sample{}) {
+			w.Fatalf("an empty store: %+v, %t, %v", empty, ok, err)
+		}
+		w.advance(time.Minute) // its sample is over
+		for n, slots := range []int{1, 2, 2, 3, 4, 7} {
+			for slot := range slots {
+				w.try(fmt.Sprintf("user/%d\xff", n), fmt.Sprint("r", slot), -1)
+			}
+		}
+		w.try("dead", "r1", 1)
+		w.advance(initialTTL - time.Second)
+		for n, slots := range []int{1, 2, 2, 3, 4, 7} {
+			for slot := range slots {
+				w.extends(fmt.Sprintf("user/%d\xff", n), fmt.Sprint("r", slot), true)
+			}
+		}
+		w.advance(time.Second)
+		sample, ok, err := w.store.Sample(w.Context())
+		want := slotstore.Sample{Slots: 19, Users: [4]int{1, 2, 1, 2}, Oldest: initialTTL}
+		if err != nil || !ok || sample != want {
+			w.Errorf("sample %+v, %t, %v; want %+v", sample, ok, err, want)
+		}
+		users, err := w.store.Users(w.Context(), 3)
+		wantUsers := []slotstore.UserSlots{{User: "user/5\xff", Slots: 7}, {User: "user/4\xff", Slots: 4}, {User: "user/3\xff", Slots: 3}}
+		if err != nil || users.Partial || !slices.Equal(users.Users, wantUsers) {
+			w.Errorf("users %+v, %v", users, err)
+		}
+		w.advance(slotTTL)
+		if users, err = w.store.Users(w.Context(), 0); err != nil || len(users.Users) != 0 {
+			w.Errorf("users %+v, %v after all have expired", users, err)
+		}
+	})
+}
+
+func TestUsersAreTheHundredWithTheMost(t *testing.T) {
+	bothStores(t, func(w *world) {
+		for n := range 300 {
+			for slot := range 1 + n%3 {
+				w.try(fmt.Sprint("user", n), fmt.Sprint("r", slot), -1)
+			}
+		}
+		users, err := w.store.Users(w.Context(), 0)
+		if err != nil || len(users.Users) != 100 || users.Users[99].Slots != 3 {
+			w.Errorf("%d users, the last %+v, %v", len(users.Users), users.Users[len(users.Users)-1], err)
+		}
+	})
+}

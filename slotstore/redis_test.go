@@ -468,3 +468,53 @@ func TestErrorsWrapTheirCause(t *testing.T) {
 		t.Errorf("reason %q", slotstore.ReasonOf(err))
 	}
 }
+
+func TestOneSampleServesAllSidecars(t *testing.T) {
+	server := redistest.Start(t)
+	server.Freeze()
+	a := &world{T: t, store: newRedis(t, server, slotstore.Events{})}
+	b := &world{T: t, store: newRedis(t, server, slotstore.Events{})}
+	sample := func(w *world) (slotstore.Sample, bool) {
+		t.Helper()
+		sample, ok, err := w.store.Sample(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sample, ok
+	}
+	a.acquires("u1", "r1", 2, slotstore.Granted, 1)
+	if got, ok := sample(a); !ok || got.Slots != 1 {
+		t.Fatalf("sample %+v, %t", got, ok)
+	}
+	a.acquires("u1", "r2", 2, slotstore.Granted, 2)
+	if got, ok := sample(b); !ok || got.Slots != 1 {
+		t.Errorf("within a minute: %+v, %t; want the same sample", got, ok)
+	}
+	server.Advance(time.Minute + time.Millisecond)
+	server.Client.SetNX(t.Context(), "streamcap:sample", "claimed", 5*time.Second) // by a sidecar that is busy with it
+	if got, ok := sample(b); ok {
+		t.Errorf("while another makes it: %+v", got)
+	}
+	server.Advance(5*time.Second + time.Millisecond) // and has died
+	a.extends("u1", "r1", false)
+	a.acquires("u1", "r3", 2, slotstore.Granted, 1)
+	if got, ok := sample(b); !ok || got.Slots != 1 || got.Oldest != 0 {
+		t.Errorf("the next: %+v, %t", got, ok)
+	}
+	if ttl := server.Client.PTTL(t.Context(), "streamcap:sample").Val(); ttl != time.Minute {
+		t.Errorf("it stands for %s, want a minute", ttl)
+	}
+}
+
+func TestForeignKeysAreNotLookedAt(t *testing.T) {
+	server := redistest.Start(t)
+	w := &world{T: t, store: newRedis(t, server, slotstore.Events{})}
+	w.acquires("u1", "r1", 1, slotstore.Granted, 1)
+	server.Client.Set(t.Context(), "streamcap:{u2}:slots", "not a sorted set", 0)
+	server.Client.ZAdd(t.Context(), "other:{u3}:slots", redis.Z{Score: 9e15, Member: "r1"})
+	server.Client.ZAdd(t.Context(), "streamcap:{%probe}:slots", redis.Z{Score: 9e15, Member: "r1"})
+	users, err := w.store.Users(t.Context(), 0)
+	if err != nil || !slices.Equal(users.Users, []slotstore.UserSlots{{User: "u1", Slots: 1}}) {
+		t.Errorf("users %+v, %v", users, err)
+	}
+}

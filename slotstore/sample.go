@@ -93,12 +93,12 @@ func (s *Redis) Sample(ctx context.Context) (Sample, bool, error) {
 // claimed stands under the sample's key while somebody makes the next one.
 const claimed = "claimed"
 
-func (s *Redis) sample(ctx context.Context) (sample Sample, ok bool, err error) {
+func (s *Redis) sample(ctx context.Context) (sample Sample, ok bool, _ error) {
 	key := s.prefix + ":sample"
 	var last string
-	err = s.admin.direct(ctx, func(ctx context.Context) error {
-		last, err = s.admin.client.Get(ctx, key).Result()
-		if !errors.Is(err, redis.Nil) {
+	err := s.admin.direct(ctx, func(ctx context.Context) error {
+		text, err := s.admin.client.Get(ctx, key).Result()
+		if last = text; !errors.Is(err, redis.Nil) {
 			return err
 		}
 		won, err := s.admin.client.SetNX(ctx, key, claimed, sampleClaim).Result()
@@ -127,16 +127,16 @@ func (s *Redis) sample(ctx context.Context) (sample Sample, ok bool, err error) 
 }
 
 // look visits each user, by her name as it stands in keys, on every primary, until the time is over.
-func (s *Redis) look(ctx context.Context, within time.Duration, visit func(escaped string, slots int, oldest time.Duration)) (partial bool, err error) {
+func (s *Redis) look(ctx context.Context, within time.Duration, visit func(escaped string, slots int, oldest time.Duration)) (partial bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var one sync.Mutex
 	node := func(ctx context.Context, client *redis.Client) error {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
 			var keys []string
-			err := s.admin.direct(ctx, func(ctx context.Context) (err error) {
-				keys, cursor, err = client.Scan(ctx, cursor, s.prefix+":{*}:slots", scanStep).Result()
-				return err
+			err := s.admin.direct(ctx, func(ctx context.Context) (scanErr error) {
+				keys, cursor, scanErr = client.Scan(ctx, cursor, s.prefix+":{*}:slots", scanStep).Result()
+				return scanErr
 			})
 			if err == nil {
 				err = s.count(ctx, keys, func(escaped string, slots int, oldest time.Duration) {
@@ -151,6 +151,7 @@ func (s *Redis) look(ctx context.Context, within time.Duration, visit func(escap
 		}
 		return nil
 	}
+	var err error
 	switch client := s.admin.client.(type) {
 	case *redis.ClusterClient:
 		err = client.ForEachMaster(ctx, node)
