@@ -385,6 +385,9 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 		if pending.run.reply == nil && pending.run.err == nil {
 			pending.run.err = err // the handshake failed: the driver tells the pipeline, not its commands
 		}
+		if _, ok := pending.run.reply.([]any); !ok && pending.run.err == nil {
+			pending.run.err = errReply // which counts for the breaker, and for a probe: this is no Redis with our scripts
+		}
 	}
 }
 

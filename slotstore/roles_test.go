@@ -1,8 +1,11 @@
 package slotstore
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,4 +103,41 @@ func TestBreaker_F08(t *testing.T) {
 			t.Errorf("told of %+v, want %+v", circuits, want)
 		}
 	})
+}
+
+func TestWhatAnswersOKToEverythingOpensTheBreaker(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, acceptErr := listener.Accept()
+			if acceptErr != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					switch strings.ToLower(lines.Text()) {
+					case "hello": // servers before Redis 6 don't know it
+						_, _ = conn.Write([]byte("-ERR unknown command\r\n"))
+					case "client", "evalsha", "eval":
+						_, _ = conn.Write([]byte("+OK\r\n"))
+					}
+				}
+			}()
+		}
+	}()
+	options := RedisOptions{Network: "tcp", Addresses: []string{listener.Addr().String()}, Prefix: "streamcap"}
+	options.AcquireTimeout, options.HeartbeatTimeout, options.ReleaseTimeout, options.AdminTimeout = time.Second, time.Second, time.Second, time.Second
+	store := NewRedis(options, Lifetimes{Slot: time.Minute, Initial: time.Minute}, Events{})
+	t.Cleanup(func() { store.Close() })
+	for range 2 * breakerFailures {
+		_, err = store.Acquire(t.Context(), Request{ID: ID{User: "u", Request: "r"}, Limit: 1, Attempt: "a"})
+	}
+	if !errors.Is(err, errBreaker) {
+		t.Errorf("after %d answers that no script of ours gives: %v", 2*breakerFailures, err)
+	}
 }
