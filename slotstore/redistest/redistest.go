@@ -4,8 +4,10 @@ package redistest
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	_ "embed"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -173,28 +175,26 @@ func (s *Server) setClock() {
 	}
 }
 
-// shim is the built clock.c, made once for all tests of a process.
+// shim is the built clock.c. It is made once on a machine, and made anew when clock.c has changed.
 var shim = func() func(testing.TB) string {
-	var (
-		once sync.Once
-		path string
-		err  error
-		out  []byte
-	)
+	build := sync.OnceValues(func() (string, error) {
+		path := filepath.Join(os.TempDir(), fmt.Sprintf("streamcap-clock-%x.so", sha256.Sum256(clockC)))
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+		half := fmt.Sprint(path, ".", os.Getpid())
+		cc := exec.CommandContext(context.Background(), "cc", "-shared", "-fPIC", "-O2", "-o", half, "-xc", "-")
+		cc.Stdin = bytes.NewReader(clockC)
+		if output, err := cc.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%w\n%s", err, output)
+		}
+		return path, os.Rename(half, path)
+	})
 	return func(t testing.TB) string {
 		t.Helper()
-		once.Do(func() {
-			var dir string
-			if dir, err = os.MkdirTemp("", "clock"); err != nil {
-				return
-			}
-			path = filepath.Join(dir, "clock.so")
-			cc := exec.CommandContext(context.Background(), "cc", "-shared", "-fPIC", "-O2", "-o", path, "-xc", "-")
-			cc.Stdin = bytes.NewReader(clockC)
-			out, err = cc.CombinedOutput()
-		})
+		path, err := build()
 		if err != nil {
-			t.Fatalf("the clock shim can't be built (apt-get install gcc libc6-dev): %v\n%s", err, out)
+			t.Fatalf("the clock shim can't be built (apt-get install gcc libc6-dev): %v", err)
 		}
 		return path
 	}
