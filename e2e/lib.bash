@@ -370,6 +370,22 @@ answer() {
     eq "$(header X-Stream-Reason)" "${3:-}" X-Stream-Reason
 }
 
+# dies_at USER MS [how far Redis's clock is ahead, in s]: at the cap, new ids are denied until that moment
+# of Redis's clock and not after it; ends with the first one that is let in.
+dies_at() {
+    local began ahead=$((${3:-0} * 1000)) n=0
+    while
+        began=$(now_ms)
+        n=$((n + 1))
+        acquire "$1" "after$n"
+        [[ $STATUS == 403 ]]
+    do
+        under $((began + ahead)) "$2" "the time, with $1 still denied"
+    done
+    answer 204 held
+    under "$2" $(($(now_ms) + ahead + 1)) "the slot's end, with another one granted"
+}
+
 # burst: reads lines "METHOD URL USER ID", sends up to 100 at a time, writes "STATUS USER ID" lines.
 burst() {
     local method url user id first=yes

@@ -29,7 +29,7 @@ all_up() {
     eq "$(cat "$BODY")" '{"error":"stream_limit_reached","limit":1,"used":1}' body
     # Gone through both servers.
     end KILL "$STREAM_PID"
-    eventually 1 slots_are u1 0
+    eventually 3 slots_are u1 0
     redis --raw HVALS 'streamcap:{u1}:details'
 }
 
@@ -52,7 +52,7 @@ all_up() {
     eq "$STATUS" 401
     fastest stream u1
     eq "$STATUS" 200
-    within "$TOOK" 300 400 "ms, of which 300 are nginx's timeout and 20 the stream's"
+    within "$TOOK" 300 500 "ms, of which 300 are nginx's timeout and 20 the stream's"
     grep -q '"user":"u1".*"slot":"failopen","reason":"unavailable"' "$BODY"
     kill -CONT "$STREAMCAP_PID"
     stream u1
@@ -79,7 +79,7 @@ all_up() {
     end KILL "$SIGN_IN_PID"
     stream u1
     eq "$STATUS" 500
-    eventually 1 no_keys
+    eventually 3 no_keys
 }
 
 @test "S02: a client names itself, its plan or its id in vain, through both servers" {
@@ -103,7 +103,7 @@ all_up() {
     eventually 3 grep -q '^echo hello$' "$DIR/ws.out"
     eq "$(slots u1)" 1
     end KILL "$LAUNCHED"
-    eventually 1 slots_are u1 0
+    eventually 3 slots_are u1 0
     stream u1 -H "Cookie: a=$(printf 'c%.0s' {1..60000})"
     eq "$STATUS" 200
 }
@@ -113,9 +113,9 @@ all_up() {
     end KILL "$BACKEND_PID"
     local i
     for i in 1 2 3; do
-        eventually 1 slots_are u1 0
+        eventually 3 slots_are u1 0
         stream u1
         eq "$STATUS" 502
     done
-    eventually 1 slots_are u1 0
+    eventually 3 slots_are u1 0
 }
