@@ -43,9 +43,9 @@ type throttle struct {
 }
 
 type throttled struct {
-	next  time.Time
-	every time.Duration
-	count int // since the last line
+	last, next time.Time // line
+	every      time.Duration
+	count      int // since the last line
 }
 
 const throttleKeys = 10_000
@@ -81,14 +81,16 @@ func (t *throttle) allow(key string) (count int, ok bool) {
 	if now.After(k.next.Add(k.every)) {
 		k.every = t.every
 	}
-	count, k.count, k.next = k.count, 0, now.Add(k.every)
+	count, k.count, k.last, k.next = k.count, 0, now, now.Add(k.every)
 	k.every = max(t.every, min(2*k.every, t.most))
 	return count, true
 }
 
-// forget begins anew with a key.
+// forget begins anew with a key, but for the shortest interval since its last line: trouble may come and go every moment.
 func (t *throttle) forget(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.keys, key)
+	if k := t.keys[key]; k != nil {
+		k.next, k.every, k.count = k.last.Add(t.every), t.every, 0
+	}
 }

@@ -503,3 +503,19 @@ func TestThrottleLetsFewerThroughAsTroubleGoesOn_F12(t *testing.T) {
 		}
 	})
 }
+
+func TestTroubleThatComesAndGoesIsALineASecond_F12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lines, written := throttle{every: time.Second, most: time.Minute}, 0
+		for range 100 { // ten seconds of a breaker that opens and closes
+			if _, ok := lines.allow("acquire"); ok {
+				written++
+			}
+			lines.forget("acquire")
+			time.Sleep(100 * time.Millisecond)
+		}
+		if written != 10 {
+			t.Errorf("%d lines in 10 s", written)
+		}
+	})
+}
