@@ -236,8 +236,8 @@ func run() error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
-	case err := <-served:
-		return err
+	case failure := <-served:
+		return failure
 	case <-running.Done():
 	}
 	stop() // a second signal ends the process at once
