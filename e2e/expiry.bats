@@ -4,13 +4,14 @@
 load lib
 
 setup_file() {
-    cc -O2 -shared -fPIC -o "$BATS_FILE_TMPDIR/clock_shim.so" "$BATS_TEST_DIRNAME/clock_shim.c"
+    cc -O2 -shared -fPIC -o "$BATS_FILE_TMPDIR/clock_shim.so" "$REPO/slotstore/redistest/shim/clock.c"
 }
 
 # redis_clock_off_by SECONDS: Redis with a clock that much ahead of everybody else's.
 redis_clock_off_by() {
     REDIS_PRELOAD=$BATS_FILE_TMPDIR/clock_shim.so
-    export CLOCK_OFFSET_SECONDS=$1
+    export CLOCK_FILE=$DIR/clock
+    python3 -c 'import struct, sys; sys.stdout.buffer.write(struct.pack("=qq", 0, int(sys.argv[1]) * 1000))' "$1" >"$CLOCK_FILE"
     start_redis
     within $(($(redis TIME | head -n 1) - $(now_ms) / 1000 - $1)) -1 1 "seconds that Redis's clock is off from where it should be"
 }

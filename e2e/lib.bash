@@ -139,7 +139,7 @@ free_port() {
 
 # --------------------------------------------------------------------------- Redis
 
-# start_redis [redis-server options...]; REDIS_PRELOAD and CLOCK_OFFSET_SECONDS move its clock.
+# start_redis [redis-server options...]; REDIS_PRELOAD moves its clock (slotstore/redistest/shim).
 start_redis() {
     REDIS_SOCKET=$DIR/redis.sock
     launch redis env ${REDIS_PRELOAD:+LD_PRELOAD="$REDIS_PRELOAD"} \
