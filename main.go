@@ -184,6 +184,7 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 		}
 		stopSettling()
 		working.Wait()
+		service.looking.Wait()
 		service.unsettled.settle(grace)
 		stopped <- service.store.Close()
 	}()
@@ -234,6 +235,7 @@ type service struct {
 	unsettled *unsettled
 	trouble   *trouble
 	metrics   *metrics
+	looking   sync.WaitGroup // looks at the store that an answer did not wait for
 }
 
 // newService opens the store. It waits for nobody.
@@ -316,10 +318,16 @@ func (s *service) publicHandler() http.Handler {
 	})
 }
 
-// adminHandler serves people and Prometheus.
+// adminHandler serves people and Prometheus. Without operators there is nothing to sign in to.
 func (s *service) adminHandler() http.Handler {
 	router := chi.NewRouter()
+	router.NotFound(func(w http.ResponseWriter, _ *http.Request) {
+		problem{http.StatusNotFound, "there is /metrics and /healthz, and with STREAMCAP_ADMIN_USERS also /admin/"}.write(w)
+	})
 	router.Handle("/metrics", s.metrics.handler())
 	router.Handle("/healthz", &health{store: s.store, storeName: storeName(s.cfg)})
+	if len(s.cfg.AdminUsers) > 0 {
+		router.Route("/admin", newAdmin(s).routes)
+	}
 	return router
 }
