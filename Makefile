@@ -28,7 +28,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: deps build ## Run nginx, streamcap and a backend, and print the curl lines to try
+demo: ## Run nginx, streamcap and a backend, and print the curl lines to try
 	./demo
 
 .PHONY: build

@@ -120,5 +120,6 @@ for (const signal of ["SIGTERM", "SIGINT"]) {
   process.once(signal, () => {
     server.close();
     for (const res of running) res.end();
+    setInterval(() => server.closeIdleConnections(), 100).unref(); // nginx keeps them open
   });
 }
