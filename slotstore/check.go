@@ -51,6 +51,11 @@ func (s *Redis) Check(ctx context.Context) []Probe {
 	_ = probe(RoleHeartbeat, "heartbeat", func() error { return found(do(s.heartbeat, probeHeartbeat(keys, request))) })
 	_ = probe(RoleAdmin, "list", func() error {
 		_, err := s.slots(ctx, keys)
+		for _, c := range s.otherSlots() {
+			if err == nil {
+				err = errors.Join(s.admin.do(ctx, c), c.failure())
+			}
+		}
 		return err
 	})
 	if probe(RoleRelease, "release", func() error { return found(do(s.release, probeRelease(keys, request))) }) != nil {

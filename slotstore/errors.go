@@ -2,7 +2,6 @@ package slotstore
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -62,6 +61,11 @@ var (
 	errBreaker  = errors.New("not asked: the breaker is open")
 	errQueue    = errors.New("not sent: the queue is full")
 	errClosed   = errors.New("the store is closed")
+
+	errHandshake  = errors.New("TLS handshake")
+	errSpeaksTLS  = errors.New("the port speaks TLS, and this connection is plaintext")
+	errNoMaster   = errors.New("the sentinels know no primary called")
+	errDistrusted = errors.New("not used again: the server may be another by now")
 )
 
 // failure wraps the error of op once, at the package's edge.
@@ -79,27 +83,26 @@ func classify(err error) Reason {
 	if reply, ok := errors.AsType[redis.Error](err); ok {
 		return classifyReply(reply.Error())
 	}
-	netErr, isNet := errors.AsType[net.Error](err)
+	_, isNet := errors.AsType[net.Error](err)
 	switch {
+	case errors.Is(err, errHandshake), errors.Is(err, errSpeaksTLS), errors.Is(err, errNoMaster):
+		return Unavailable
 	case errors.Is(err, errBreaker):
 		return BreakerOpen
 	case errors.Is(err, errOverload), errors.Is(err, errQueue), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return Overload
-	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isNet && netErr.Timeout():
+	case errors.Is(err, errTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isTimeout(err):
 		return Timeout
-	case isNet, isTLS(err), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+	case isNet, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, redis.ErrClosed), errors.Is(err, errClosed):
 		return Unavailable
 	}
 	return Internal
 }
 
-// isTLS knows the errors of a handshake that are no network errors.
-func isTLS(err error) bool {
-	_, record := errors.AsType[tls.RecordHeaderError](err)
-	_, alert := errors.AsType[tls.AlertError](err)
-	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
-	return record || alert || certificate
+func isTimeout(err error) bool {
+	netErr, ok := errors.AsType[net.Error](err)
+	return ok && netErr.Timeout()
 }
 
 func classifyReply(text string) Reason {
@@ -111,11 +114,9 @@ func classifyReply(text string) Reason {
 	case strings.Contains(lower, "max number of clients reached"):
 		return Overload
 	}
-	code := replyCode.FindStringSubmatch(text)
-	if code == nil {
+	switch codeOf(text) {
+	case "":
 		return Internal
-	}
-	switch code[1] {
 	case "OOM":
 		return OOM
 	case "READONLY", "NOREPLICAS", "MISCONF":
@@ -128,4 +129,29 @@ func classifyReply(text string) Reason {
 		return Moved
 	}
 	return Unavailable
+}
+
+// codeOf is the code that an error reply begins with, or that a script has wrapped; empty for one that means nothing to us.
+func codeOf(text string) string {
+	if code := replyCode.FindStringSubmatch(text); code != nil {
+		return code[1]
+	}
+	return ""
+}
+
+// isElsewhere knows the errors that a Redis answers, or does not answer, where another one has taken over.
+func isElsewhere(err error) bool {
+	if !isReply(err) {
+		return err != nil && classify(err) != Overload
+	}
+	switch codeOf(err.Error()) {
+	case "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN":
+		return true
+	}
+	return false
+}
+
+// isRedirection knows what a cluster's node says of a key that another one keeps.
+func isRedirection(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
 }

@@ -39,9 +39,10 @@ const chunkSize = 500
 // Redis's own clock. It connects when it is first asked: that Redis is away is an answer's error, never one of
 // [NewRedis].
 type Redis struct {
-	prefix    string
-	lifetimes Lifetimes
-	events    Events
+	prefix     string
+	lifetimes  Lifetimes
+	events     Events
+	standalone bool // neither a cluster nor sentinels
 
 	acquire, heartbeat, release, admin *role
 }
@@ -49,7 +50,7 @@ type Redis struct {
 // NewRedis returns a store on the Redis that options name. It does not wait for it.
 func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	quietDriver()
-	s := &Redis{prefix: options.Prefix, lifetimes: lifetimes, events: events}
+	s := &Redis{prefix: options.Prefix, lifetimes: lifetimes, events: events, standalone: options.Mode == "standalone"}
 	s.acquire = newRole(RoleAcquire, options, options.AcquireTimeout, events, func() []*call {
 		keys, request := s.keysOf(probeUser), rand.Text()
 		return []*call{probeAcquire(keys, request), probeRelease(keys, request)}
@@ -67,7 +68,10 @@ func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 		return []*call{newCall(listScript, 1).with(s.keysOf(probeUser))}
 	})
 	s.admin.once = s.readEviction
+	clients := []*client{s.acquire.client, s.heartbeat.client, s.release.client, s.admin.client}
 	for _, role := range s.roles() {
+		role.beside = s.otherSlots
+		role.client.others = clients
 		role.start()
 	}
 	return s
@@ -109,6 +113,20 @@ func probeHeartbeat(keys []string, request string) *call {
 
 func probeRelease(keys []string, request string) *call {
 	return newCall(releaseScript, 1).with(keys, "", request)
+}
+
+// otherSlots looks at keys in the other quarters of a cluster's slots. A cluster's node that is asked in standalone mode
+// may be the one that keeps the probe key, and is not the one that keeps most users'. Nothing is ever kept under these
+// keys, and no user can own them either.
+func (s *Redis) otherSlots() []*call {
+	if !s.standalone {
+		return nil
+	}
+	c := newCall(listScript, 3)
+	for _, user := range []string{"%probe2", "%probe3", "%probe4"} {
+		c.with(s.keysOf(user))
+	}
+	return []*call{c}
 }
 
 // probeUser is no user's key: in a key, a percent sign is always followed by two hex digits.
@@ -390,6 +408,9 @@ func (s *Redis) roles() []*role { return []*role{s.acquire, s.heartbeat, s.relea
 
 // Close implements [Store].
 func (s *Redis) Close() error {
+	for _, role := range s.roles() {
+		role.end() // so that all wait at once for what they have sent
+	}
 	var errs []error
 	for _, role := range s.roles() {
 		errs = append(errs, role.close())

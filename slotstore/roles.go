@@ -1,19 +1,15 @@
 package slotstore
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // RedisOptions say which Redis, and how long each role's caller waits for it.
@@ -36,6 +32,9 @@ const (
 	// lateReply is how long a call goes on after its caller stopped waiting: cutting the connection at each budget
 	// kept the breaker open against a Redis whose first reply took 150 ms.
 	lateReply = time.Second
+	// betweenNodes bounds the last pause before a call is sent again that found one of a user's keys on the old node of a
+	// cluster and the other on the new one. They are there for as long as the next key takes to follow.
+	betweenNodes = 16 * time.Millisecond
 	// workers is how many connections a role uses; calls that wait for one travel together in its next pipeline.
 	workers = 8
 	// queueLength is how many calls of a role wait at the most. What is over it is an [Overload] at once.
@@ -117,11 +116,12 @@ func (c *call) failure() error {
 type role struct {
 	*condition
 	budget  time.Duration
-	client  redis.UniversalClient
+	client  *client
 	queue   chan *call
 	waiting atomic.Int64 // bytes
 	test    func() []*call
-	once    func() // called after the first test that succeeds; nil: nothing
+	beside  func() []*call // what the test asks in the same breath as its first call
+	once    func()         // called after the first test that succeeds; nil: nothing
 	stop    chan struct{}
 	work    sync.WaitGroup
 	closing sync.Once
@@ -142,105 +142,6 @@ func (r *role) start() {
 	}
 	r.work.Go(r.watch)
 }
-
-// newClient connects at first use. It does without what old and managed servers refuse (CLIENT SETINFO, maintenance
-// notifications), and a refused CLIENT SETNAME is nobody's failure.
-func newClient(name string, options RedisOptions, budget time.Duration) redis.UniversalClient {
-	wait := max(budget, lateReply)
-	universal := &redis.UniversalOptions{
-		Addrs:      options.Addresses,
-		DB:         options.DB,
-		Username:   options.Username,
-		Password:   options.Password,
-		MasterName: options.SentinelMaster,
-		TLSConfig:  options.TLS,
-		OnConnect: func(ctx context.Context, conn *redis.Conn) error {
-			conn.ClientSetName(ctx, "streamcap-"+name)
-			return nil
-		},
-		Protocol:              2,
-		MaxRetries:            1, // a connection that Redis closed while it idled; every script may be repeated
-		MinRetryBackoff:       time.Millisecond,
-		MaxRetryBackoff:       8 * time.Millisecond,
-		DialTimeout:           wait,
-		DialerRetries:         1,
-		ReadTimeout:           wait,
-		WriteTimeout:          wait,
-		ContextTimeoutEnabled: true,
-		PoolSize:              workers + probeConnections,
-		PoolTimeout:           wait,
-		DisableIdentity:       true,
-		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled,
-		},
-	}
-	switch options.Mode {
-	case "cluster":
-		return redis.NewClusterClient(universal.Cluster())
-	case "sentinel":
-		return redis.NewFailoverClient(universal.Failover())
-	}
-	simple := universal.Simple()
-	simple.Network = options.Network
-	simple.Dialer = heedRefusals(redis.NewDialer(simple))
-	return redis.NewClient(simple)
-}
-
-type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
-
-// heedRefusals lets a connection say why the server closed it. A Redis at its client limit writes an error and closes:
-// the driver takes that for an answer to its handshake, and all that comes out is its next, failed write.
-func heedRefusals(dial dialer) dialer {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		return &heedful{Conn: conn}, nil
-	}
-}
-
-type heedful struct {
-	net.Conn
-	refused refusal // set by the goroutine that uses the connection; the driver lets in one at a time
-}
-
-func (c *heedful) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if reply, ok := bytes.CutPrefix(b[:n], []byte("-")); ok && bytes.HasPrefix(reply, []byte(errClientLimit)) {
-		c.refused = errClientLimit
-	}
-	return n, err
-}
-
-func (c *heedful) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	if err != nil && c.refused == "" {
-		_, _ = c.Read(make([]byte, 512)) // it was never read, or there is none
-	}
-	if err != nil && c.refused != "" {
-		return n, c.refused
-	}
-	return n, err
-}
-
-// SyscallConn lets the driver see that an idle connection was closed.
-func (c *heedful) SyscallConn() (syscall.RawConn, error) {
-	if conn, ok := c.Conn.(syscall.Conn); ok {
-		return conn.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
-}
-
-// refusal is an error reply to no command.
-type refusal string
-
-const errClientLimit refusal = "ERR max number of clients reached"
-
-func (r refusal) Error() string { return string(r) }
-
-// RedisError makes it a [redis.Error].
-func (refusal) RedisError() {}
 
 // do hands the call to a connection and waits for it, at most for the role's budget or until ctx ends. Without an
 // error every run has its own reply or error.
@@ -275,6 +176,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 		return errOverload
 	case c.state.CompareAndSwap(sent, left):
 		r.report(c.began, errTimeout)
+		r.client.doubt(ctx, errTimeout)
 		return errTimeout
 	}
 	<-c.done
@@ -339,34 +241,45 @@ func (r *role) send(calls []*call) {
 
 // run runs the calls' scripts, in any order.
 func (r *role) run(ctx context.Context, calls ...*call) {
-	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
-		return pipeline.EvalSha(ctx, c.script.sha, run.keys, run.args...)
+	r.exec(ctx, calls, func(to redis.Cmdable, c *call, run *run) *redis.Cmd {
+		return to.EvalSha(ctx, c.script.sha, run.keys, run.args...)
 	})
-	r.exec(ctx, calls, func(pipeline redis.Pipeliner, c *call, run *run) *redis.Cmd {
-		if !redis.HasErrorPrefix(run.err, "NOSCRIPT") {
-			return nil
-		}
-		return pipeline.Eval(ctx, c.script.text, run.keys, run.args...)
-	})
+	byText := func(where string) bool {
+		return r.exec(ctx, calls, func(to redis.Cmdable, c *call, run *run) *redis.Cmd {
+			if !redis.HasErrorPrefix(run.err, where) {
+				return nil
+			}
+			return to.Eval(ctx, c.script.text, run.keys, run.args...)
+		})
+	}
+	byText("NOSCRIPT")
+	for wait := time.Millisecond; byText("TRYAGAIN") && wait <= betweenNodes; wait *= 2 {
+		time.Sleep(wait)
+	}
 }
 
-// exec sends in one pipeline what queue puts there: a command for a run, or nil to leave the run as it is.
-func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipeliner, *call, *run) *redis.Cmd) {
+// exec sends together what queue puts there: a command for a run, or nil to leave the run as it is. It says whether there
+// was any.
+func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Cmdable, *call, *run) *redis.Cmd) bool {
 	type pending struct {
-		run *run
-		cmd *redis.Cmd
+		call *call
+		run  *run
+		sent *batch
+		cmd  *redis.Cmd
 	}
 	var all []pending
-	pipeline := r.client.Pipeline()
+	batches := r.client.batches(ctx)
 	for _, c := range calls {
 		for i := range c.runs {
-			if cmd := queue(pipeline, c, &c.runs[i]); cmd != nil {
-				all = append(all, pending{&c.runs[i], cmd})
+			run := &c.runs[i]
+			batch := batches.of(run.keys)
+			if cmd := queue(batch.pipeline, c, run); cmd != nil {
+				all = append(all, pending{c, run, batch, cmd})
 			}
 		}
 	}
 	if len(all) == 0 {
-		return
+		return false
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -375,20 +288,21 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Pipelin
 			}
 		}
 	}()
-	_, err := pipeline.Exec(ctx)
-	if cluster, ok := r.client.(*redis.ClusterClient); ok && err != nil && !isReply(err) {
-		// A pipeline that meets a dead node leaves the driver's map of the cluster as it is, for up to a minute.
-		cluster.ReloadState(ctx)
-	}
-	for _, pending := range all {
-		pending.run.reply, pending.run.err = pending.cmd.Result()
-		if pending.run.reply == nil && pending.run.err == nil {
-			pending.run.err = err // the handshake failed: the driver tells the pipeline, not its commands
+	batches.send()
+	for _, p := range all {
+		if isRedirection(p.cmd.Err()) && batches.cluster {
+			p.cmd = queue(r.client, p.call, p.run) // by itself, the driver follows
 		}
-		if _, ok := pending.run.reply.([]any); !ok && pending.run.err == nil {
-			pending.run.err = errReply // which counts for the breaker, and for a probe: this is no Redis with our scripts
+		p.run.reply, p.run.err = p.cmd.Result()
+		if p.run.reply == nil && p.run.err == nil {
+			p.run.err = p.sent.err // the handshake failed: the driver tells the pipeline, not its commands
 		}
+		if _, ok := p.run.reply.([]any); !ok && p.run.err == nil {
+			p.run.err = errReply // which counts for the breaker, and for a probe: this is no Redis with our scripts
+		}
+		r.client.doubt(ctx, p.run.err)
 	}
+	return true
 }
 
 // isReply says whether a server said it, as opposed to the network.
@@ -443,32 +357,48 @@ func (r *role) watch() {
 }
 
 // probe runs the role's real scripts on the probe key and reports how it went. Like a call, it may take no longer than
-// the budget, and goes on to a late reply.
+// the budget, and goes on to a late reply: what it returns is the cause in the end.
 func (r *role) probe(budget time.Duration) error {
 	calls, done, began := r.test(), make(chan error, 1), time.Now()
 	r.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
 		defer cancel()
 		var first error
-		for _, c := range calls { // also behind one that failed: the last gives back what the first took
-			if r.run(ctx, c); first == nil {
-				first = c.failure()
+		together := append(r.beside(), calls[0])
+		for i := range calls { // also behind one that failed: the last gives back what the first took
+			if i > 0 {
+				together = calls[i : i+1]
+			}
+			r.run(ctx, together...)
+			for _, c := range together {
+				if first == nil {
+					first = c.failure()
+				}
 			}
 		}
 		done <- first
 	})
 	timeout := time.NewTimer(budget)
 	defer timeout.Stop()
-	var err error
 	select {
-	case err = <-done:
+	case err := <-done:
+		r.report(began, err)
+		return err
 	case <-timeout.C:
-		err = errTimeout
+		r.report(began, errTimeout)
+		r.client.doubt(context.Background(), errTimeout)
 	case <-r.stop:
 		return errClosed
 	}
-	r.report(began, err)
-	return err
+	select {
+	case err := <-done:
+		if err != nil {
+			return err
+		}
+	case <-r.stop:
+		return errClosed
+	}
+	return errTimeout
 }
 
 // told tells of self-tests that end otherwise than the one before.
@@ -499,9 +429,12 @@ func (t *told) of(err error) {
 	}
 }
 
+// end lets the role begin nothing more.
+func (r *role) end() { r.closing.Do(func() { close(r.stop) }) }
+
 // close ends the role: calls that wait get an error, and the connections are closed once what was sent has ended.
 func (r *role) close() error {
-	r.closing.Do(func() { close(r.stop) })
+	r.end()
 	r.work.Wait()
 	return r.client.Close()
 }

@@ -152,7 +152,7 @@ func (s *Redis) look(ctx context.Context, within time.Duration, visit func(escap
 		return nil
 	}
 	var err error
-	switch client := s.admin.client.(type) {
+	switch client := s.admin.client.UniversalClient.(type) {
 	case *redis.ClusterClient:
 		err = client.ForEachMaster(ctx, node)
 	case *redis.Client:

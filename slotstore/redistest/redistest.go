@@ -74,7 +74,7 @@ func (s *Server) Restart() {
 		<-ended
 		ended <- nil
 	})
-	for deadline := time.Now().Add(10 * time.Second); !s.answers(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); !answers("unix", s.Socket); time.Sleep(5 * time.Millisecond) {
 		select {
 		case err := <-ended:
 			ended <- err
@@ -87,9 +87,9 @@ func (s *Server) Restart() {
 	}
 }
 
-// answers says whether the server answers PING, be it with a refusal.
-func (s *Server) answers() bool {
-	conn, err := new(net.Dialer).DialContext(context.Background(), "unix", s.Socket)
+// answers says whether the server answers PING, be it with a refusal or, where it speaks TLS, by hanging up.
+func answers(network, address string) bool {
+	conn, err := new(net.Dialer).DialContext(context.Background(), network, address)
 	if err != nil {
 		return false
 	}
@@ -97,7 +97,7 @@ func (s *Server) answers() bool {
 	answer := make([]byte, 1)
 	_, writeErr := conn.Write([]byte("PING\r\n"))
 	_, readErr := conn.Read(answer)
-	return writeErr == nil && readErr == nil
+	return writeErr == nil && (readErr == nil || network == "tcp")
 }
 
 // Kill ends the server at once; nothing of it stays.

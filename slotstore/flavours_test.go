@@ -1,0 +1,335 @@
+package slotstore_test
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"streamcap/slotstore"
+	"streamcap/slotstore/redistest"
+)
+
+// budgets are the service's own.
+var budgets = slotstore.RedisOptions{
+	Mode: "standalone", Network: "tcp", Prefix: "streamcap",
+	AcquireTimeout: 100 * time.Millisecond, HeartbeatTimeout: 200 * time.Millisecond,
+	ReleaseTimeout: 200 * time.Millisecond, AdminTimeout: 2 * time.Second,
+}
+
+// at are the service's own budgets for these addresses.
+func at(mode string, addresses ...string) slotstore.RedisOptions {
+	options := budgets
+	options.Mode, options.Addresses = mode, addresses
+	return options
+}
+
+// flavour is a store and what it tells of its self-tests, as "role reason".
+type flavour struct {
+	*world
+	redis *slotstore.Redis
+
+	mu    sync.Mutex
+	tests []string
+}
+
+func open(t *testing.T, options slotstore.RedisOptions) *flavour {
+	t.Helper()
+	f := &flavour{}
+	f.redis = slotstore.NewRedis(options, lifetimes, slotstore.Events{SelfTest: func(role string, err error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.tests = append(f.tests, strings.TrimSpace(role+" "+string(slotstore.ReasonOf(err))))
+	}})
+	f.world = &world{T: t, store: f.redis}
+	t.Cleanup(func() { f.redis.Close() })
+	return f
+}
+
+// patient is open with the time that a busy machine may need.
+func patient(t *testing.T, options slotstore.RedisOptions) *flavour {
+	t.Helper()
+	options.AcquireTimeout, options.HeartbeatTimeout = 10*time.Second, 10*time.Second
+	options.ReleaseTimeout, options.AdminTimeout = 10*time.Second, 10*time.Second
+	return open(t, options)
+}
+
+// eventually polls until the condition holds.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func (f *flavour) told() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.tests)
+}
+
+// wellRoles waits for each role's self-test, which must succeed.
+func (f *flavour) wellRoles() {
+	f.Helper()
+	eventually(f.T, "every role is well", func() bool { return len(f.told()) >= len(slotstore.Roles) })
+	for _, told := range f.told() {
+		if strings.Contains(told, " ") {
+			f.Fatalf("self-tests %q", f.told())
+		}
+	}
+}
+
+func (f *flavour) checks() {
+	f.Helper()
+	for _, probe := range f.redis.Check(f.Context()) {
+		if probe.Err != nil {
+			f.Errorf("check: %s: %v", probe.Role, probe.Err)
+		}
+	}
+}
+
+// soonChecks waits until every role can do its work: those that nobody used while a primary changed have yet to notice.
+func (f *flavour) soonChecks() {
+	f.Helper()
+	eventually(f.T, "every role can do its work", func() bool {
+		return !slices.ContainsFunc(f.redis.Check(f.Context()), func(probe slotstore.Probe) bool { return probe.Err != nil })
+	})
+}
+
+// answersWithin waits until an acquire is decided, which must be soon.
+func (f *flavour) answersWithin(limit time.Duration, user string, since time.Time) {
+	f.Helper()
+	var err error
+	for n := 0; ; n++ {
+		if _, err = f.store.Acquire(f.Context(), slotstore.Request{ID: id(user, "back"), Limit: -1, Attempt: attempts()}); err == nil {
+			break
+		}
+		if time.Since(since) > limit+10*time.Second {
+			f.Fatalf("not answered within %s: %v", limit, err)
+		}
+		time.Sleep(2 * time.Millisecond) // between two polls
+	}
+	took := time.Since(since)
+	f.Logf("%s: enforcing again after %s", user, took)
+	if took > limit {
+		f.Errorf("enforcing again after %s, want %s", took, limit)
+	}
+}
+
+// busy opens as many connections of the acquire role as it has.
+func busy(t *testing.T, f *flavour, server *redistest.Server) {
+	t.Helper()
+	server.Pause()
+	var calls sync.WaitGroup
+	for n := range 8 {
+		calls.Go(func() {
+			_, err := f.store.Acquire(t.Context(), slotstore.Request{ID: id("busy"+strconv.Itoa(n), "r1"), Limit: 1, Attempt: attempts()})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		eventually(t, "it waits on a connection of its own", func() bool { return server.Waiting("acquire") == n+1 })
+	}
+	server.Unpause()
+	calls.Wait()
+}
+
+func TestPrimaryChangesBehindOneName_F05(t *testing.T) {
+	for wording, reply := range map[string]string{
+		"redis 7": "-READONLY You can't write against a read only replica. script: 0, on @user_script:47.",
+		"redis 6": "-ERR Error running script (call to f_0123456789012345678901234567890123456789): @user_script:12: @user_script: 12: -READONLY You can't write against a read only replica. ",
+		"redis 5": "-ERR Error running script (call to f_0123456789012345678901234567890123456789): @user_script:12: @user_script: 12: -READONLY You can't write against a read only slave. ",
+	} {
+		t.Run(wording, func(t *testing.T) {
+			t.Parallel()
+			first, second := redistest.Start(t), redistest.Start(t)
+			name := redistest.NewName(t, func(line string) string {
+				if strings.HasPrefix(line, "-READONLY ") {
+					return reply + "\r\n"
+				}
+				return line
+			})
+			name.Point("unix", first.Socket)
+			f := patient(t, at("standalone", name.Address))
+			f.wellRoles()
+			busy(t, f, first) // each connection leads to the first server, and none of them will break
+			first.Client.Do(t.Context(), "REPLICAOF", "127.0.0.1", redistest.FreePort(t))
+			acquireFails(t, f.store, slotstore.ReadOnly)
+			name.Point("unix", second.Socket)
+			f.answersWithin(time.Second, "u1", time.Now())
+			for n := range 20 { // whichever connection they get
+				f.acquires("after"+strconv.Itoa(n), "r1", 1, slotstore.Granted, 1)
+			}
+			f.extends("after0", "r1", true)
+			f.releases("after0", "r1", true)
+			f.holds("after1", "r1")
+		})
+	}
+}
+
+func TestRedisIsBackElsewhereBehindTheSameName_F05(t *testing.T) {
+	t.Parallel()
+	first, second := redistest.Start(t), redistest.Start(t)
+	name := redistest.NewName(t, nil)
+	name.Point("unix", first.Socket)
+	options := at("standalone", name.Address)
+	options.AcquireTimeout = 500 * time.Millisecond
+	f := open(t, options)
+	f.wellRoles()
+	busy(t, f, first)
+	// A host that is gone neither answers nor refuses. That takes a second to notice, on one connection and not on each.
+	first.Signal(syscall.SIGSTOP)
+	name.Point("unix", second.Socket)
+	f.answersWithin(2*time.Second, "u1", time.Now())
+	f.acquires("u1", "r2", 1, slotstore.Denied, 1)
+}
+
+// opens has acquires fail until the breaker is open, which is after five.
+func (f *flavour) opens(user string) {
+	f.Helper()
+	sent := 0
+	eventually(f.T, "the breaker opens", func() bool {
+		_, err := f.store.Acquire(f.Context(), slotstore.Request{ID: id(user, "away"), Limit: -1, Attempt: attempts()})
+		reason := slotstore.ReasonOf(err)
+		if reason != slotstore.BreakerOpen {
+			sent++
+		}
+		return reason == slotstore.BreakerOpen
+	})
+	if sent > 5 {
+		f.Errorf("%d calls were sent before the breaker opened", sent)
+	}
+}
+
+func TestRedisIsBackAfterManyFailedDials_F05(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	options := at("standalone", server.Socket)
+	options.Network = "unix"
+	f := open(t, options)
+	f.wellRoles()
+	for _, outage := range []time.Duration{2100 * time.Millisecond, 2700 * time.Millisecond} {
+		server.Kill()
+		f.opens("u1")
+		time.Sleep(outage) // the driver's pool gives up after as many failed dials as it has room for
+		server.Restart()
+		f.answersWithin(time.Second, "u1", time.Now())
+	}
+}
+
+func TestRedisThatNeverAnswersCostsTheBudgetAndOneConnection_F03(t *testing.T) {
+	t.Parallel()
+	var conns atomic.Int64
+	address := redistest.Listen(t, func(conn net.Conn) {
+		conns.Add(1)
+		_, _ = io.Copy(io.Discard, conn)
+	})
+	f := open(t, at("standalone", address))
+	eventually(t, "the self-tests have been sent", func() bool { return conns.Load() >= 4 })
+	before := conns.Load()
+	start := time.Now()
+	acquireFails(t, f.store, slotstore.Timeout)
+	if took := time.Since(start); took > 150*time.Millisecond {
+		t.Errorf("the caller waited %s for a budget of 100ms", took)
+	}
+	// Until her call ends for good, its connection is one of those that the probes make: one a role, each half second.
+	time.Sleep(1100 * time.Millisecond) // what is not to happen leaves nothing to wait for
+	if tried := conns.Load() - before; tried > 1+4*3+1 {
+		t.Errorf("%d connections, of which the probes made 12 at the most", tried)
+	}
+	eventually(t, "every role says what is wrong", func() bool { return len(f.told()) == 4 })
+	for _, told := range f.told() {
+		if !strings.HasSuffix(told, " timeout") {
+			t.Errorf("told %q", told)
+		}
+	}
+}
+
+func TestRedisThatTakesNothingInHoldsNobodyUp_F03(t *testing.T) {
+	t.Parallel()
+	address := redistest.Listen(t, func(conn net.Conn) {
+		commands := bufio.NewReader(conn)
+		for _, reply := range []string{"-ERR unknown command 'hello'", "+OK"} { // that is for CLIENT SETNAME
+			for {
+				if _, err := commands.ReadString('\n'); err != nil || commands.Buffered() == 0 {
+					break
+				}
+			}
+			_, _ = io.WriteString(conn, reply+"\r\n")
+		}
+		<-t.Context().Done() // it reads no further: the sockets between fill up
+	})
+	f := open(t, at("standalone", address))
+	var ids []slotstore.ID
+	for n := range 500 {
+		ids = append(ids, id("u"+strconv.Itoa(n), strings.Repeat("r", 128)))
+	}
+	var all []slotstore.ID
+	for n := range 80 {
+		for _, one := range ids {
+			one.User += strings.Repeat(strconv.Itoa(n%10), 200) + strconv.Itoa(n)
+			all = append(all, one)
+		}
+	}
+	start := time.Now()
+	if _, err := f.store.Heartbeat(t.Context(), all[:500]...); slotstore.ReasonOf(err) != slotstore.Timeout {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(start); took > 300*time.Millisecond {
+		t.Errorf("the caller waited %s for a budget of 200ms", took)
+	}
+	_, _ = f.store.Heartbeat(t.Context(), all...)
+	closed := make(chan error, 1)
+	go func() { closed <- f.redis.Close() }()
+	select {
+	case <-closed:
+	case <-time.After(5 * time.Second):
+		t.Error("the store can't be closed: a connection waits for ever")
+	}
+}
+
+func TestScriptsMayNotAskForTheTime_D01(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	refusal := "-ERR Error running script (call to f_0): @user_script:9: Write commands not allowed after non deterministic commands.\r\n"
+	name := redistest.NewName(t, func(line string) string {
+		if strings.HasPrefix(line, "-NOSCRIPT ") { // no script of ours does without TIME, and none is known yet
+			return refusal
+		}
+		return line
+	})
+	name.Point("unix", server.Socket)
+	f := open(t, at("standalone", name.Address))
+	start := time.Now()
+	eventually(t, "every role says so", func() bool { return len(f.told()) == 4 })
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("told after %s", took)
+	}
+	for _, told := range f.told() {
+		if !strings.HasSuffix(told, " internal") {
+			t.Errorf("told %q", told)
+		}
+	}
+	acquireFails(t, f.store, slotstore.Internal)
+}
+
+func TestRenamedCommands(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--rename-command", "CONFIG", "", "--rename-command", "INFO", "", "--rename-command", "CLIENT", "", "--rename-command", "HELLO", "")
+	f := patient(t, slotstore.RedisOptions{Mode: "standalone", Network: "unix", Addresses: []string{server.Socket}, Prefix: "streamcap"})
+	f.wellRoles()
+	f.checks()
+	f.acquires("u1", "r1", 1, slotstore.Granted, 1)
+	f.acquires("u1", "r2", 1, slotstore.Denied, 1)
+	f.extends("u1", "r1", true)
+	f.releases("u1", "r1", true)
+}
