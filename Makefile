@@ -37,14 +37,25 @@ build: ## Build bin/streamcap (static), and bin/backend for the demo and e2e
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -o bin/backend ./e2e/backend/go
 
 .PHONY: test
-test: deps ## Run all tests: unit and conformance (real Redis, race detector), then e2e
+test: deps ## Run all tests: unit and conformance (real Redis, race detector), e2e, faults in short
 	CGO_ENABLED=1 go test -race -shuffle=on -count=1 ./...
 	$(MAKE) --no-print-directory e2e
+	$(MAKE) --no-print-directory faults-short
 
 .PHONY: e2e
 e2e: deps build ## Run the end-to-end tests (real nginx, Redis and binaries); ARGS go to bats
 	mkdir -p "$$PARALLEL_HOME" && touch "$$PARALLEL_HOME/will-cite"
 	e2e/run $(ARGS)
+
+.PHONY: faults
+faults: deps build ## Break Redis, the network and the sidecar under load, at full length (half an hour), and print the table
+	go build -o bin/faults ./e2e/faults
+	bin/faults -full $(ARGS)
+
+.PHONY: faults-short
+faults-short: deps build ## The same in a minute: fewer faults, shorter; ARGS go to bin/faults (-list, -only)
+	go build -o bin/faults ./e2e/faults
+	bin/faults $(ARGS)
 
 .PHONY: lint
 lint: deps $(GOLANGCI) ## Check the style of Go, Lua and shell, and nginx's opinion of its examples

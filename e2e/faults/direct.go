@@ -19,7 +19,10 @@ type direct struct {
 	client  *http.Client
 	every   time.Duration
 	count   atomic.Int64
-	work    sync.WaitGroup
+
+	nginxAlone bool // the sidecar is not there to be asked for controls
+
+	work sync.WaitGroup
 
 	mu      sync.Mutex
 	asked   []ask
@@ -118,7 +121,11 @@ func (d *direct) ask(method, url, user, id string) ask {
 
 // controls ask nginx for its own 404 and the sidecar for its health.
 func (d *direct) controls() {
-	for _, url := range []string{"http://" + d.nginx + "/", "http://" + d.sidecar + "/healthz"} {
+	urls := []string{"http://" + d.nginx + "/", "http://" + d.sidecar + "/healthz"}
+	if d.nginxAlone {
+		urls = urls[:1]
+	}
+	for _, url := range urls {
 		if a := d.ask(http.MethodGet, url, "", ""); a.status != 0 {
 			d.mu.Lock()
 			d.control = append(d.control, a)
@@ -135,6 +142,8 @@ func (d *direct) taken() (asked, control []ask) {
 
 // health is what the sidecar says of itself.
 func (d *direct) health(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.sidecar+"/healthz", http.NoBody)
 	if err != nil {
 		panic(err) // the URL is ours
@@ -143,7 +152,7 @@ func (d *direct) health(ctx context.Context) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer response.Body.Close() //nolint:errcheck // it was only read
-	body, _ := io.ReadAll(response.Body) //nolint:errcheck // then it is empty
+	defer response.Body.Close()          // it was only read
+	body, _ := io.ReadAll(response.Body) // then it is empty
 	return strings.TrimSpace(string(body))
 }

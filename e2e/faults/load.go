@@ -46,6 +46,8 @@ type shot struct {
 	user   string
 	body   string // of a refusal
 	wrong  bool   // refused although under, or let through although over
+	// waiting: her earlier releases may still wait in the sockets of a sidecar that was stopped.
+	waiting bool
 }
 
 func (s shot) decided() time.Time { return s.sent.Add(s.first) }
@@ -113,10 +115,12 @@ func (l *load) startUnder() {
 	away := l.spans()
 	for range l.under {
 		u := l.under[int(l.next.Add(1))%len(l.under)]
-		if !u.begin(away, l.ttl) {
+		ok, waiting := u.begin(away, l.ttl)
+		if !ok {
 			continue
 		}
 		s := l.short(u, underLimit)
+		s.waiting = waiting
 		u.end(s.status != http.StatusOK)
 		s.wrong = s.status == http.StatusTooManyRequests
 		l.record(s)
@@ -172,7 +176,7 @@ func (l *load) start(ctx context.Context, u *user, k kind, query string) (s shot
 	}
 	s.status = response.StatusCode
 	if s.status != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(response.Body, 1024)) //nolint:errcheck // it is shown to people alone
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 1024)) // it is shown to people alone
 		_ = response.Body.Close()                                  // likewise
 		s.body = string(body)
 		return s, nil
@@ -216,7 +220,8 @@ func (l *load) hold(ctx context.Context, h *holder) {
 
 // holdOnce says whether the slot was held for a while.
 func (l *load) holdOnce(ctx context.Context, h *holder) bool {
-	if !h.begin(l.spans(), l.ttl) {
+	ok, waiting := h.begin(l.spans(), l.ttl)
+	if !ok {
 		return false
 	}
 	streaming, cancel := context.WithCancel(ctx)
@@ -224,13 +229,13 @@ func (l *load) holdOnce(ctx context.Context, h *holder) bool {
 	s, body := l.start(streaming, h.user, holding, "?for=1h")
 	defer func() { h.end(s.status != http.StatusOK) }()
 	if ctx.Err() == nil {
-		s.wrong = s.status == http.StatusTooManyRequests
+		s.wrong, s.waiting = s.status == http.StatusTooManyRequests, waiting
 		l.record(s)
 	}
 	if body == nil {
 		return false
 	}
-	defer body.Close() //nolint:errcheck // we leave it in the middle
+	defer body.Close() // we leave it in the middle
 	if s.slot != "held" {
 		return false
 	}
@@ -268,11 +273,11 @@ func (l *load) remembered(since time.Time) bool {
 	return since.After(l.forgot)
 }
 
-// leave says that the sidecar is no longer there to take releases; back that it is again.
-func (l *load) leave() {
+// leave says that the sidecar takes no releases from now on: they are lost, or they wait. back says that it does again.
+func (l *load) leave(lost bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.away = append(l.away, span{from: time.Now()})
+	l.away = append(l.away, span{from: time.Now(), lost: lost})
 }
 
 func (l *load) back() {

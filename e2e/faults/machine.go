@@ -22,12 +22,12 @@ type machine struct {
 // exitNotApart is how a process says that its new namespaces are of no use.
 const exitNotApart = 90
 
-var errNotApart = errors.New("the namespaces can't be set up") //nolint:gochecknoglobals // a sentinel
+var errNotApart = errors.New("the namespaces can't be set up") // a sentinel
 
 // runInside runs the suite once more, in namespaces of its own: processes (nothing outlives it), mounts (/proc and
 // resolv.conf) and network.
 func runInside(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
-	runtime.LockOSThread() // the child is to die with us, that is: with this thread
+	runtime.LockOSThread()                                                                     // the child is to die with us, that is: with this thread
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", append([]string{"-inside"}, args...)...) //nolint:gosec // ourselves
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -44,14 +44,14 @@ func runInside(ctx context.Context, args []string, stdout, stderr io.Writer) (in
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	err := cmd.Wait()
+	_ = cmd.Wait() // the exit code says it all
 	switch code := cmd.ProcessState.ExitCode(); {
 	case code == exitNotApart:
 		return 0, errNotApart
 	case code >= 0:
 		return code, nil
 	}
-	return exitBroken, nil //nolint:nilerr // it was killed: that is the suite's own failure
+	return exitBroken, nil // it was killed: that is the suite's own failure
 }
 
 // prepare makes the machine ready, and finds out what it can't do.

@@ -27,8 +27,9 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
 }
 
 // options are what the command line says.
@@ -100,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "faults:", err)
 		return exitUsage
 	}
-	return report(runAll(ctx, rows, opts, machine, stderr), opts, machine, stdout, stderr)
+	return report(runAll(ctx, rows, opts, machine, stderr), opts, stdout, stderr)
 }
 
 // chosen are the rows of the form that was asked for.

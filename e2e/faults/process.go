@@ -33,12 +33,12 @@ func launch(dir, name string, env []string, program string, args ...string) (*pr
 	if err != nil {
 		return nil, err
 	}
-	defer stdout.Close() //nolint:errcheck // the program has its own
+	defer stdout.Close() // the program has its own
 	stderr, err := os.Create(p.err)
 	if err != nil {
 		return nil, err
 	}
-	defer stderr.Close() //nolint:errcheck // likewise
+	defer stderr.Close() // likewise
 	p.cmd.Dir, p.cmd.Env = dir, append([]string{"PATH=" + searchPath}, env...)
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	if err := p.cmd.Start(); err != nil {
@@ -97,7 +97,7 @@ func (p *process) status(field string) (int, error) {
 // freeAddress is a port of host that nobody listens on, below those that the kernel hands out by itself.
 func freeAddress(host string) string {
 	for {
-		address := net.JoinHostPort(host, strconv.Itoa(20000+rand.IntN(12000))) //nolint:gosec // a port
+		address := net.JoinHostPort(host, strconv.Itoa(20000+rand.IntN(12000))) // a port
 		listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address)
 		if err == nil && listener.Close() == nil {
 			return address
@@ -111,6 +111,10 @@ func splitAddress(address string) (host, port string) {
 		panic(err) // freeAddress made it
 	}
 	return host, port
+}
+
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", address)
 }
 
 // eventually polls until ok says so.

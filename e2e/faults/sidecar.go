@@ -17,6 +17,7 @@ type sidecar struct {
 	settings                []string
 	listen, admin, nginxLog string
 	logs                    []string // of each start
+	began, served           time.Time
 }
 
 // startSidecar starts it on free ports.
@@ -36,6 +37,7 @@ func (w *world) startSidecarAgain(ctx context.Context, s *sidecar) error {
 	for _, setting := range s.settings {
 		env = append(env, "STREAMCAP_"+setting)
 	}
+	s.began = time.Now()
 	p, err := w.launch("streamcap", env, w.opts.streamcap)
 	if err != nil {
 		return err
@@ -43,9 +45,10 @@ func (w *world) startSidecarAgain(ctx context.Context, s *sidecar) error {
 	s.process = p
 	s.logs = append(s.logs, p.err)
 	if err := eventually(ctx, 5*time.Second, "streamcap serves", func() bool { return listens(ctx, s.listen) }); err != nil {
-		said, _ := os.ReadFile(p.err) //nolint:errcheck // then it said nothing
+		said, _ := os.ReadFile(p.err) // then it said nothing
 		return fmt.Errorf("%w: %s", err, said)
 	}
+	s.served = time.Now()
 	return nil
 }
 

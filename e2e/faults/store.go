@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,6 +35,12 @@ func oneRedis(ctx context.Context, w *world) ([]string, error) {
 
 // startRedis starts a server with further arguments and returns once it answers.
 func (w *world) startRedis(ctx context.Context, address string, args ...string) (*redisServer, error) {
+	r := w.plannedRedis(address, args...)
+	return r, w.startRedisAgain(ctx, r)
+}
+
+// plannedRedis is one that is not started yet.
+func (w *world) plannedRedis(address string, args ...string) *redisServer {
 	host, port := splitAddress(address)
 	r := &redisServer{address: address, args: append([]string{
 		"--bind", host, "--port", port, "--dir", w.dir, "--save", "", "--appendonly", "no", "--dbfilename", port + ".rdb",
@@ -41,7 +48,7 @@ func (w *world) startRedis(ctx context.Context, address string, args ...string) 
 	}, args...)}
 	r.client = newClient(address)
 	w.cleanups = append(w.cleanups, func() { _ = r.client.Close() }) // nothing is lost with it
-	return r, w.startRedisAgain(ctx, r)
+	return r
 }
 
 // startRedisAgain starts it empty, where it was.
@@ -52,7 +59,7 @@ func (w *world) startRedisAgain(ctx context.Context, r *redisServer) error {
 	}
 	r.process = p
 	if _, err := r.answers(ctx, 10*time.Second); err != nil {
-		said, _ := os.ReadFile(p.out) //nolint:errcheck // then it said nothing
+		said, _ := os.ReadFile(p.out) // then it said nothing
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	return nil
@@ -80,7 +87,7 @@ func (r *redisServer) answers(ctx context.Context, within time.Duration) (time.T
 		if err != nil {
 			return false
 		}
-		defer conn.Close() //nolint:errcheck // it was for one PING
+		defer conn.Close() // it was for one PING
 		_ = conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
 		answer := make([]byte, 5)
 		_, writeErr := conn.Write([]byte("PING\r\n"))
@@ -112,10 +119,10 @@ func sentinels(ctx context.Context, w *world) ([]string, error) {
 	host, port := splitAddress(primary.address)
 	w.replicas = nil
 	for range 2 {
-		replica, err := w.startRedis(ctx, freeAddress("127.0.0.1"),
+		replica, startErr := w.startRedis(ctx, freeAddress("127.0.0.1"),
 			"--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
-		if err != nil {
-			return nil, err
+		if startErr != nil {
+			return nil, startErr
 		}
 		w.replicas = append(w.replicas, replica)
 	}
@@ -126,10 +133,10 @@ func sentinels(ctx context.Context, w *world) ([]string, error) {
 		conf := filepath.Join(w.dir, fmt.Sprintf("sentinel%d.conf", i))
 		text := fmt.Sprintf("port %s\nbind 127.0.0.1\nprotected-mode no\ndir %s\nsentinel monitor streams %s %s 2\n"+
 			"sentinel down-after-milliseconds streams 700\nsentinel failover-timeout streams 3000\n", ownPort, w.dir, host, port)
-		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		if err = os.WriteFile(conf, []byte(text), 0o600); err != nil {
 			return nil, err
 		}
-		if _, err := w.launch("sentinel", nil, "redis-server", conf, "--sentinel"); err != nil {
+		if _, err = w.launch("sentinel", nil, "redis-server", conf, "--sentinel"); err != nil {
 			return nil, err
 		}
 		addresses = append(addresses, address)
@@ -137,9 +144,9 @@ func sentinels(ctx context.Context, w *world) ([]string, error) {
 	err = eventually(ctx, 20*time.Second, "sentinels and replicas know each other", func() bool {
 		for _, address := range addresses {
 			client := newClient(address)
-			info, err := client.Info(ctx, "sentinel").Result()
+			info, infoErr := client.Info(ctx, "sentinel").Result()
 			_ = client.Close() // it was for one question
-			if err != nil || !strings.Contains(info, "status=ok") || !strings.Contains(info, "slaves=2,sentinels=3") {
+			if infoErr != nil || !strings.Contains(info, "status=ok") || !strings.Contains(info, "slaves=2,sentinels=3") {
 				return false
 			}
 		}
@@ -161,11 +168,27 @@ func (w *world) synced(ctx context.Context) bool {
 	return true
 }
 
+// freeClusterAddress is one whose cluster bus, 10,000 above, is free and below the kernel's own ports, too.
+func freeClusterAddress() string {
+	for {
+		address := freeAddress("127.0.0.1")
+		host, port := splitAddress(address)
+		number, err := strconv.Atoi(port)
+		if err != nil || number > 22_000 {
+			continue
+		}
+		listener, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(number+10_000)))
+		if err == nil && listener.Close() == nil {
+			return address
+		}
+	}
+}
+
 // cluster starts three primaries with a replica each.
 func cluster(ctx context.Context, w *world) ([]string, error) {
 	create := []string{"--cluster", "create"}
 	for range 6 {
-		address := freeAddress("127.0.0.1")
+		address := freeClusterAddress()
 		_, port := splitAddress(address)
 		node, err := w.startRedis(ctx, address,
 			"--cluster-enabled", "yes", "--cluster-config-file", "nodes-"+port+".conf", "--cluster-node-timeout", "1000",

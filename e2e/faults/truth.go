@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,8 +19,11 @@ type user struct {
 // grace is how long the slot of a stream that has ended may stand: the release is under way.
 const grace = time.Second
 
-// span is a stretch of time.
-type span struct{ from, to time.Time }
+// span is a stretch of time in which the sidecar took no releases.
+type span struct {
+	from, to time.Time // to is zero while it lasts
+	lost     bool      // it was gone: what was sent to it never arrives, and slots stand for the TTL, as documented
+}
 
 // holds says whether t lies within it, or close by.
 func (s span) holds(t time.Time) bool {
@@ -28,29 +32,36 @@ func (s span) holds(t time.Time) bool {
 }
 
 // begin counts a stream that starts now, unless it could be the user's limit plus first: then nothing of her is known.
-// A stream that ended while the sidecar was away could not be given back; its slot stands for the TTL, as documented.
-func (u *user) begin(away []span, ttl time.Duration) bool {
+// waiting says that it is so only if releases that wait in the sockets of a stopped sidecar have been taken: it has to get
+// to them first.
+func (u *user) begin(away []span, ttl time.Duration) (ok, waiting bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	now := time.Now()
-	kept := u.ended[:0]
-	for _, at := range u.ended {
-		stands := grace
+	now, behind := time.Now(), 0
+	u.ended = slices.DeleteFunc(u.ended, func(at time.Time) bool {
+		until, later := at.Add(grace), at
 		for _, span := range away {
-			if span.holds(at) {
-				stands = ttl + grace
+			switch {
+			case !span.holds(at):
+			case span.lost:
+				until = latest(until, at.Add(ttl+grace))
+			case span.to.IsZero():
+				later = now.Add(grace)
+			default:
+				later = span.to.Add(grace)
 			}
 		}
-		if now.Sub(at) < stands {
-			kept = append(kept, at)
+		if now.After(until) && now.Before(later) {
+			behind++
 		}
-	}
-	u.ended = kept
-	if u.running+len(u.ended) >= u.limit {
-		return false
+		return now.After(until) && now.After(later)
+	})
+	standing := u.running + len(u.ended)
+	if standing-behind >= u.limit {
+		return false, false
 	}
 	u.running++
-	return true
+	return true, standing >= u.limit
 }
 
 // end is a stream's end; what was refused never held a slot.

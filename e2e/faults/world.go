@@ -23,7 +23,7 @@ type world struct {
 	redis     *redisServer // the one that the sidecar begins with
 	replicas  []*redisServer
 	nodes     []*redisServer // of a cluster
-	proxy     *proxy       // nil: the sidecar talks to Redis itself
+	proxy     *proxy         // nil: the sidecar talks to Redis itself
 	sidecar   *sidecar
 	backend   string // address
 	nginx     string // address
@@ -136,7 +136,7 @@ func (w *world) startNginx(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if err = os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
 	for name, text := range map[string]string{
@@ -144,7 +144,7 @@ func (w *world) startNginx(ctx context.Context) error {
 		"keys-test.map":  `"~^Bearer\ (?<key_user>[a-z0-9-]+)$" $key_user;`,
 		"plans-test.map": `"~^paid-" paid;`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
+		if err = os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
 			return err
 		}
 	}
@@ -158,7 +158,7 @@ func (w *world) startNginx(ctx context.Context) error {
 	}
 	err = eventually(ctx, 10*time.Second, "nginx serves", func() bool { return listens(ctx, w.nginx) })
 	if err != nil {
-		said, _ := os.ReadFile(p.err) //nolint:errcheck // then it said nothing
+		said, _ := os.ReadFile(p.err) // then it said nothing
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	return nil

@@ -1,0 +1,333 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// check is a row that measures one promise.
+type check struct {
+	name  string
+	short bool // part of the short form
+	world func(*machine) setup
+	needs func(*machine) string
+	do    func(ctx context.Context, s *stage, out *result) error
+}
+
+func (c check) title() string { return c.name }
+
+func (c check) shortly() time.Duration {
+	if c.short {
+		return time.Second
+	}
+	return 0
+}
+
+func (c check) missing(m *machine) string {
+	if c.needs == nil {
+		return ""
+	}
+	return c.needs(m)
+}
+
+func (c check) setup(m *machine) setup {
+	if c.world == nil {
+		return setup{}
+	}
+	return c.world(m)
+}
+
+func (c check) play(ctx context.Context, s *stage, out *result) error { return c.do(ctx, s, out) }
+
+func checks() []check {
+	return append([]check{
+		{name: "200 aborted acquires (F08)", short: true, do: aborted},
+		{name: "10,000 acquires in an outage (F12)", do: logFlood},
+		{name: "500 acquires, 100 at once, into a blackhole (F01)", do: burst, needs: func(m *machine) string { return orMissing(m.firewall) }},
+		{name: "heartbeat flood of 20,000 slots/s", do: heartbeatFlood},
+	}, starts()...)
+}
+
+// aborted has clients hang up in the middle of 200 acquires in a row, and of 200 streams: nobody's failure. A slot whose
+// client left after the answer was written stands for the TTL, unless nginx tells of its end.
+func aborted(ctx context.Context, s *stage, out *result) error {
+	const atSidecar, atNginx = "free-acquires", "free-streams"
+	for i := range 400 {
+		address := s.sidecar.listen
+		request := fmt.Sprintf("GET /acquire HTTP/1.1\r\nHost: s\r\nX-User-Id: %s\r\nX-Request-Id: abort-%d\r\n\r\n", atSidecar, i)
+		if i >= 200 {
+			address = s.nginx
+			request = fmt.Sprintf("GET /stream/x HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer %s\r\n\r\n", atNginx)
+		}
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Write([]byte(request))
+		pause(ctx, time.Duration(i%5)*500*time.Microsecond)
+		_ = conn.Close() // that is the point
+		if err != nil {
+			return err
+		}
+		if i%40 == 0 && !breakersClosed(s.direct.health(ctx)) {
+			out.broken("after %d: %s", i, s.direct.health(ctx))
+		}
+	}
+	health := s.direct.health(ctx)
+	out.figure(breakersClosed(health), "breakers after 200 aborted acquires and 200 aborted streams", health, "all closed")
+	pause(ctx, grace)
+	s.direct.acquire(atSidecar, "first") // it may be over the limit already
+	over := s.direct.acquire(atSidecar, "second")
+	out.figure(over.slot == "denied", "then a second acquire of the user of the acquires", over.slot, "denied")
+	first, second := s.direct.acquire(atNginx, "first"), s.direct.acquire(atNginx, "second")
+	out.figure(first.slot == "held" && second.slot == "denied", "then two acquires of the user of the streams",
+		first.slot+", "+second.slot, "held, denied")
+	lines, err := s.sidecar.lines()
+	for _, line := range lines {
+		if line.Event == "redis_circuit_open" {
+			out.broken("the log has redis_circuit_open")
+		}
+	}
+	return err
+}
+
+// breakersClosed reads what /healthz says.
+func breakersClosed(health string) bool {
+	var report struct {
+		Roles map[string]struct{ Breaker string }
+	}
+	if json.Unmarshal([]byte(health), &report) != nil || len(report.Roles) == 0 {
+		return false
+	}
+	for _, role := range report.Roles {
+		if role.Breaker != "closed" {
+			return false
+		}
+	}
+	return true
+}
+
+func statusOK(health string) bool { return strings.Contains(health, `"status":"ok"`) }
+
+// logFlood asks 10,000 times while Redis is stopped. At most one line a second for each role is promised besides, so
+// the acquires come as fast as the sidecar answers.
+func logFlood(ctx context.Context, s *stage, out *result) error {
+	if err := s.redis.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	began := time.Now()
+	var wrong atomic.Int64
+	s.together(50, 10_000, func(i int) {
+		if a := s.direct.acquire(fmt.Sprintf("flood-%d", i), "r"); a.slot != "failopen" {
+			wrong.Add(1)
+		}
+	})
+	took := time.Since(began)
+	if err := s.redis.signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	err := eventually(ctx, 5*time.Second, "/healthz says ok again", func() bool { return statusOK(s.direct.health(ctx)) })
+	if err != nil {
+		return err
+	}
+	lines, err := s.sidecar.lines()
+	count, opened, closed := 0, 0, 0
+	for _, line := range lines {
+		if line.Time.Before(began.Truncate(time.Millisecond)) {
+			continue
+		}
+		count++
+		switch line.Event {
+		case "redis_circuit_open":
+			opened++
+		case "redis_circuit_closed":
+			closed++
+		}
+	}
+	out.figure(wrong.Load() == 0, "acquires that did not fail open", fmt.Sprint(wrong.Load()), "0")
+	out.figure(count <= 20, fmt.Sprintf("log lines for 10,000 acquires within %v", took.Round(time.Millisecond)), fmt.Sprint(count), "<= 20")
+	out.figure(opened > 0 && closed == opened, "breakers that opened, closed", fmt.Sprintf("%d, %d", opened, closed), "as many")
+	return err
+}
+
+// together runs n calls, so many of them at once.
+func (s *stage) together(atOnce, n int, call func(i int)) {
+	var next atomic.Int64
+	var work sync.WaitGroup
+	for range atOnce {
+		work.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				call(int(i))
+			}
+		})
+	}
+	work.Wait()
+}
+
+// burst asks 500 times, 100 at once, while packets to Redis are dropped.
+func burst(_ context.Context, s *stage, out *result) error {
+	undo, err := s.machine.drop(s.redis.address)
+	if err != nil {
+		return err
+	}
+	took := make([]time.Duration, 500)
+	var odd atomic.Int64
+	ask := func(i int) {
+		a := s.direct.acquire(fmt.Sprintf("burst-%d", i), "r")
+		took[i-1] = a.took
+		if a.status != http.StatusNoContent {
+			odd.Add(1)
+		}
+	}
+	s.together(100, len(took), ask)
+	first := percentile(took, 99)
+	s.together(10, len(took), ask)
+	out.figure(odd.Load() == 0, "answers other than 204", fmt.Sprint(odd.Load()), "0")
+	out.figure(first <= acquireBound, "p99 while the breaker opens", round(first).String(), "<= "+acquireBound.String())
+	open := percentile(took, 99)
+	out.figure(open < 10*time.Millisecond, "p99 with the breaker open, 10 at once", round(open).String(), "< 10ms")
+	return undo()
+}
+
+const (
+	floodSlots   = 20_000 // a second
+	floodBatch   = 500
+	floodSingles = 200 // a second
+	floodHeld    = 5_000
+)
+
+// heartbeatFlood measures acquires with and without a flood of heartbeats, in turns: what else the machine does meets
+// both alike.
+func heartbeatFlood(ctx context.Context, s *stage, out *result) error {
+	s.together(8, floodHeld, func(i int) { s.direct.acquire(fmt.Sprintf("beat-%d", i), "r") })
+	var quiet, flooded samples
+	var slots, singles int64
+	const rounds, length = 4, 4 * time.Second
+	for range rounds {
+		s.sample(ctx, length, &quiet)
+		flood, stop := context.WithCancel(ctx)
+		var flooding sync.WaitGroup
+		flooding.Go(func() { slots += s.batches(flood) })
+		flooding.Go(func() { singles += s.singles(flood) })
+		pause(ctx, 300*time.Millisecond)
+		s.sample(ctx, length-300*time.Millisecond, &flooded)
+		stop()
+		flooding.Wait()
+		pause(ctx, 300*time.Millisecond)
+	}
+	seconds := rounds * length.Seconds()
+	rate := float64(slots+singles) / seconds
+	out.note("%.0f slots/s in batches of %d, %.0f/s one by one", float64(slots)/seconds, floodBatch, float64(singles)/seconds)
+	out.note("without: %s; with: %s", &quiet, &flooded)
+	out.figure(rate >= 0.9*floodSlots, "heartbeats that were recorded", fmt.Sprintf("%.0f/s", rate), fmt.Sprintf(">= %d/s", floodSlots*9/10))
+	out.ratio("acquire p99 with the flood beside without", percentile(flooded.acquires, 99), percentile(quiet.acquires, 99), 1.5)
+	return nil
+}
+
+// samples are acquires at the sidecar, and control requests to nginx of the same time.
+type samples struct {
+	mu                sync.Mutex
+	acquires, control []time.Duration
+}
+
+func (s *samples) String() string {
+	var text strings.Builder
+	for _, p := range []int{50, 90, 99, 100} {
+		fmt.Fprintf(&text, " p%d %v (control %v)", p, round(percentile(s.acquires, p)), round(percentile(s.control, p)))
+	}
+	return fmt.Sprintf("%d acquires,%s", len(s.acquires), text.String())
+}
+
+// sample asks every 4 ms, open loop, for so long.
+func (s *stage) sample(ctx context.Context, length time.Duration, into *samples) {
+	sampling, stop := context.WithTimeout(ctx, length)
+	defer stop()
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	var work sync.WaitGroup
+	for sampling.Err() == nil {
+		select {
+		case <-sampling.Done():
+		case <-tick.C:
+			work.Go(func() {
+				user := fmt.Sprintf("sample-%d", s.direct.count.Add(1))
+				a := s.direct.acquire(user, "r")
+				s.direct.ask(http.MethodPost, "http://"+s.sidecar.listen+"/release", user, "r")
+				c := s.direct.ask(http.MethodGet, "http://"+s.nginx+"/", "", "")
+				into.mu.Lock()
+				defer into.mu.Unlock()
+				into.acquires, into.control = append(into.acquires, a.took), append(into.control, c.took)
+			})
+		}
+	}
+	work.Wait()
+}
+
+// batches sends heartbeats in batches until ctx ends, and returns how many slots were extended.
+func (s *stage) batches(ctx context.Context) int64 {
+	var bodies []string
+	for first := 1; first+floodBatch <= floodHeld+1; first += floodBatch {
+		var slots []string
+		for i := first; i < first+floodBatch; i++ {
+			slots = append(slots, fmt.Sprintf(`{"user":"beat-%d","id":"r"}`, i))
+		}
+		bodies = append(bodies, `{"slots":[`+strings.Join(slots, ",")+`]}`)
+	}
+	var extended atomic.Int64
+	client := newHTTPClient()
+	every(ctx, time.Second*floodBatch/floodSlots, func(i int) {
+		request, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodPost, "http://"+s.sidecar.listen+"/heartbeat",
+			strings.NewReader(bodies[i%len(bodies)]))
+		if err != nil {
+			panic(err) // the URL is ours
+		}
+		request.Header.Set("Content-Type", "application/json")
+		response, err := client.Do(request)
+		if err != nil {
+			return
+		}
+		defer response.Body.Close() // it was only read
+		var answer struct{ Extended int64 }
+		if json.NewDecoder(response.Body).Decode(&answer) == nil {
+			extended.Add(answer.Extended)
+		}
+		_, _ = io.Copy(io.Discard, response.Body) // it is at its end
+	})
+	return extended.Load()
+}
+
+// singles sends heartbeats of one slot each.
+func (s *stage) singles(ctx context.Context) int64 {
+	var extended atomic.Int64
+	every(ctx, time.Second/floodSingles, func(i int) {
+		a := s.direct.ask(http.MethodPost, "http://"+s.sidecar.listen+"/heartbeat", fmt.Sprintf("beat-%d", i%floodHeld+1), "r")
+		if a.status == http.StatusNoContent {
+			extended.Add(1)
+		}
+	})
+	return extended.Load()
+}
+
+// every starts a call at each interval, whether or not the last has ended, until ctx ends; and waits for them.
+func every(ctx context.Context, interval time.Duration, call func(i int)) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var work sync.WaitGroup
+	for i := 0; ctx.Err() == nil; i++ {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			work.Go(func() { call(i) })
+		}
+	}
+	work.Wait()
+}
