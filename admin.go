@@ -90,7 +90,6 @@ func protect(next http.Handler) http.Handler {
 		"X-Frame-Options":              "DENY",
 		"Referrer-Policy":              "no-referrer", // the address holds a user
 		"Cross-Origin-Resource-Policy": "same-origin",
-		"Cross-Origin-Opener-Policy":   "same-origin",
 		"Cache-Control":                "no-store",
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -233,7 +232,7 @@ type userName struct {
 
 func named(user string) userName {
 	name := userName{Raw: user, Shown: legible(user), Escaped: url.QueryEscape(user)}
-	if utf8.ValidString(user) {
+	if name.Shown == user {
 		name.Typed = user
 	}
 	return name
@@ -332,9 +331,9 @@ type slotRow struct {
 func (a *admin) slotsView(look look[[]slotstore.Slot]) slotsPart {
 	part := slotsPart{storePart: a.storePart(look.pending, look.err), Bound: len(look.found) >= listedMost}
 	if limit, known := limitOf(look.found); known {
-		part.Limit, part.Full = strconv.Itoa(limit), limit >= 0 && len(look.found) >= limit
+		part.Limit, part.Full = "limit "+strconv.Itoa(limit), limit >= 0 && len(look.found) >= limit
 		if limit < 0 {
-			part.Limit = "unlimited"
+			part.Limit = "no limit"
 		}
 	}
 	now := time.Now()

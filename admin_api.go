@@ -299,11 +299,13 @@ func readOrder(w http.ResponseWriter, r *http.Request) (releaseOrder, *problem) 
 	if err != nil {
 		return refuse(http.StatusBadRequest, err.Error())
 	}
-	if order.user, err = parseUser(order.user); err != nil {
+	user, err := parseUser(order.user)
+	if err != nil {
 		return refuse(http.StatusBadRequest, err.Error())
 	}
+	order.user = user
 	if id, ok := fields["id"]; ok {
-		if order.id, err = parseRequestID(id); err != nil {
+		if _, err := parseRequestID(id); err != nil {
 			return refuse(http.StatusBadRequest, err.Error()+`; leave "id" out to release all`)
 		}
 	}
