@@ -74,7 +74,9 @@ func newClient(name string, options RedisOptions, budget time.Duration) *client 
 	switch options.Mode {
 	case "cluster":
 		universal.MaxRetries = -1 // a node that hangs is not to be asked twice where the slots are
-		cluster := redis.NewClusterClient(universal.Cluster())
+		clusterOptions := universal.Cluster()
+		clusterOptions.DisableRoutingPolicies = true // else it wants to be let COMMAND; every command here has one key to go by
+		cluster := redis.NewClusterClient(clusterOptions)
 		cluster.OnNewNode(func(node *redis.Client) { node.AddHook(dialHook{}) })
 		return &client{UniversalClient: cluster, conns: conns}
 	case "sentinel":

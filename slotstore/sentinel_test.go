@@ -75,8 +75,17 @@ func TestSentinels_D10(t *testing.T) {
 func TestSentinelHangsWithThePrimary_D10(t *testing.T) {
 	t.Parallel()
 	sentinels := redistest.StartSentinels(t, redistest.NodeOptions{Password: "secret"}, "secret") // sentinels may want it, too
-	f := open(t, under(sentinels, "secret"))
+	for _, node := range []*redistest.Node{sentinels.Primary, sentinels.Replica} {
+		node.Do(readmesACL(t)...)
+	}
+	for _, sentinel := range sentinels.Sentinels {
+		sentinel.Do(sentinelACL...)
+	}
+	options := under(sentinels, "password")
+	options.Username = "streamcap"
+	f := open(t, options)
 	f.wellRoles()
+	f.refusedNothing(append(sentinels.Sentinels, sentinels.Primary)...)
 	var asked *redistest.Node
 	for _, sentinel := range sentinels.Sentinels {
 		if strings.Contains(sentinel.Client.ClientList(t.Context()).Val(), "name=streamcap-acquire ") {

@@ -22,6 +22,7 @@ import (
 // and process end with the test.
 type Node struct {
 	Host, Port string
+	TLS        *Certificates // nil: plaintext
 	Client     *redis.Client // for looking behind the store's back, as the default user
 
 	t       testing.TB
@@ -32,6 +33,8 @@ type Node struct {
 
 // NodeOptions say how a [Node] runs. The zero value is a plain one.
 type NodeOptions struct {
+	Host string // its address; empty: 127.0.0.1
+	Port string // empty: a free one
 	Args []string
 	TLS  *Certificates // nil: plaintext; else the port speaks TLS alone
 	// Password is the default user's, if any.
@@ -43,7 +46,13 @@ type NodeOptions struct {
 func StartNode(t testing.TB, options NodeOptions) *Node {
 	t.Helper()
 	dir := t.TempDir()
-	n := &Node{Host: "127.0.0.1", Port: FreePort(t), t: t}
+	n := &Node{Host: options.Host, Port: options.Port, TLS: options.TLS, t: t}
+	if n.Host == "" {
+		n.Host = "127.0.0.1"
+	}
+	if n.Port == "" {
+		n.Port = FreePort(t)
+	}
 	n.command = []string{"redis-server"}
 	if options.sentinel {
 		config := filepath.Join(dir, "sentinel.conf") // sentinels rewrite it

@@ -32,13 +32,13 @@ func NewCertificates(t testing.TB, hosts ...string) *Certificates {
 		CA: filepath.Join(dir, "ca.pem"), cert: filepath.Join(dir, "cert.pem"), key: filepath.Join(dir, "key.pem"),
 		pool: x509.NewCertPool(),
 	}
-	template := func(serial int64) *x509.Certificate {
+	template := func(serial int64, name string) *x509.Certificate {
 		return &x509.Certificate{
-			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: t.Name()},
+			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name},
 			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		}
 	}
-	ca, server := template(1), template(2)
+	ca, server := template(1, "CA of "+t.Name()), template(2, "server")
 	ca.IsCA, ca.BasicConstraintsValid, ca.KeyUsage = true, true, x509.KeyUsageCertSign
 	for _, host := range hosts {
 		if ip := net.ParseIP(host); ip != nil {
