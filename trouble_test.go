@@ -519,3 +519,34 @@ func TestTroubleThatComesAndGoesIsALineASecond_F12(t *testing.T) {
 		}
 	})
 }
+
+// awayStore answers nothing until a time.
+type awayStore struct {
+	slotstore.Store
+
+	until  time.Time
+	undone []string
+}
+
+func (s *awayStore) Undo(_ context.Context, id slotstore.ID, _ string) (bool, error) {
+	if time.Now().Before(s.until) {
+		return false, errors.New("away")
+	}
+	s.undone = append(s.undone, id.Request)
+	return true, nil
+}
+
+func TestAcquireIsUndoneHoweverLongTheStoreWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &awayStore{until: time.Now().Add(time.Hour)}
+		u := &unsettled{store: store, slotTTL: time.Minute, metrics: newMetrics(), log: zerolog.Nop()}
+		u.keepUndo(slotstore.ID{User: "u1", Request: "late"}, "attempt")
+		ctx, stop := context.WithCancel(t.Context())
+		go u.run(ctx)
+		time.Sleep(time.Hour + time.Second)
+		stop()
+		if len(store.undone) != 1 || u.depth() != 0 {
+			t.Errorf("undone: %q, kept: %d", store.undone, u.depth())
+		}
+	})
+}

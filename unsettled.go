@@ -12,7 +12,7 @@ import (
 )
 
 // unsettled keeps what the store has not taken yet and tries it again: releases until their slot would have expired by
-// itself, and the undoing of acquires that were answered without knowing what the store did.
+// itself, and the undoing of acquires that were answered without knowing what the store did until it answers.
 type unsettled struct {
 	store   slotstore.Store
 	slotTTL time.Duration
@@ -41,8 +41,8 @@ const (
 	// unsettledRetry is how often they are tried.
 	unsettledRetry = 250 * time.Millisecond
 	// undoFor is how long a store that answers is asked to undo what it has not got: a call that was in flight when its
-	// caller got her answer arrives within it or never. A store that does not answer is asked for as long as for a release:
-	// when a process that was stopped goes on, it first does what stood in its sockets.
+	// caller got her answer arrives within it or never. A store that does not answer is asked until it does: when a process
+	// that was stopped goes on, it first does what stood in its sockets, and what it grants then lives from then on.
 	undoFor = 5 * time.Second
 )
 
@@ -70,7 +70,7 @@ func (u *unsettled) keepUndo(id slotstore.ID, attempt string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.metrics.releases[sourceAbandoned].add(resultUnrecorded, 1)
-	keep(u, &u.undos, undo{id, attempt}, sourceAbandoned, max(undoFor, u.slotTTL))
+	keep(u, &u.undos, undo{id, attempt}, sourceAbandoned, untilItAnswers)
 }
 
 func (u *unsettled) countUndo(undone bool) {
@@ -92,6 +92,9 @@ func keep[K comparable](u *unsettled, all *map[K]kept, key K, source string, lif
 	now := time.Now()
 	(*all)[key] = kept{since: now, until: now.Add(lifetime), source: source}
 }
+
+// untilItAnswers is longer than any outage.
+const untilItAnswers = 100 * 365 * 24 * time.Hour
 
 // depth is how much is kept.
 func (u *unsettled) depth() int {
