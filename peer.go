@@ -32,7 +32,7 @@ func clientLeft(r *http.Request) bool {
 	left := false
 	err = raw.Control(func(fd uintptr) {
 		n, _, recvErr := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		left = recvErr == nil && n == 0 || recvErr == syscall.ECONNRESET //nolint:errorlint // a bare errno
+		left = recvErr == nil && n == 0 || recvErr == syscall.ECONNRESET
 	})
 	return left || err != nil
 }
