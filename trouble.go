@@ -81,7 +81,11 @@ func hint(reason slotstore.Reason, redis redisConfig) string {
 		return "another program writes under this prefix: set STREAMCAP_KEY_PREFIX"
 	case slotstore.Overload:
 		return "Redis is at its maxclients"
-	case slotstore.BreakerOpen, slotstore.Internal:
+	case slotstore.Internal:
+		if redis.Mode != "standalone" {
+			return "is this address a Redis in " + redis.Mode + " mode? For a single one set STREAMCAP_REDIS_MODE=standalone"
+		}
+	case slotstore.BreakerOpen:
 	}
-	return "is this address a Redis?"
+	return "is this address a Redis that runs scripts with TIME?"
 }
