@@ -230,6 +230,11 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	if err != nil {
 		return nil, err
 	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		// Closed is closed: else the kernel keeps sending what nobody has acknowledged, and a network that comes back
+		// delivers acquires whose undoing was done with long before.
+		_ = tcp.SetLinger(0)
+	}
 	if c.tls != nil {
 		if conn, err = handshake(ctx, conn, c.tls, address); err != nil {
 			return nil, err
