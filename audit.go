@@ -194,7 +194,8 @@ func endsWithinLine(path string) bool {
 
 // readTail reads so many of the last bytes of a regular file. A pipe or a device gives none: reading takes away from it.
 func readTail(path string, most int64) ([]byte, error) {
-	if stat, err := os.Stat(path); err != nil || !stat.Mode().IsRegular() {
+	stat, err := os.Stat(path)
+	if err != nil || !stat.Mode().IsRegular() {
 		return nil, err
 	}
 	file, err := os.Open(path)
@@ -202,11 +203,7 @@ func readTail(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // it was only read
-	stat, err := file.Stat()
-	if err != nil || !stat.Mode().IsRegular() {
-		return nil, err
-	}
-	return io.ReadAll(io.LimitReader(io.NewSectionReader(file, max(0, stat.Size()-most), most), most))
+	return io.ReadAll(io.NewSectionReader(file, max(0, stat.Size()-most), most))
 }
 
 // readBack is the last entries of the file. Lines that are none are left out, also the one that the tail begins within.

@@ -277,6 +277,9 @@ func TestPipeIsWrittenAndNeverReadBack(t *testing.T) {
 	if trail := s.trail(); len(trail) != 0 {
 		t.Errorf("read back %+v", trail)
 	}
+	if lines := s.log.find("event", "audit"); len(lines) != 0 {
+		t.Errorf("it complains at the start: %v", lines)
+	}
 	s.releaseAll("u1", "first")
 	s.releaseAll("u1", "second")
 	lines := bufio.NewReader(reader)
