@@ -1,18 +1,21 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -353,25 +356,43 @@ func TestHostileUserInABrowser_P07(t *testing.T) {
 	b.quiet()
 }
 
-// behind is a proxy that serves the admin listener below /ops/cap/, and tells it a Host of its own, as nginx does unless
-// it is told otherwise.
-func behind(s *running) *httptest.Server {
+// behindNginx serves the admin listener below /ops/cap/ as the shortest nginx.conf does: with a Host that is the
+// listener's, not the browser's. It returns nginx's port.
+func behindNginx(s *running) (port string) {
 	s.Helper()
-	target, err := url.Parse(s.admin)
-	if err != nil {
+	dir := s.TempDir()
+	port = freePort(s.T)
+	conf := fmt.Sprintf("daemon off; pid %[1]s/pid; error_log stderr;\nevents {}\nhttp { access_log off; client_body_temp_path %[1]s; proxy_temp_path %[1]s;\n"+
+		"fastcgi_temp_path %[1]s; uwsgi_temp_path %[1]s; scgi_temp_path %[1]s;\n"+
+		"server { listen 127.0.0.1:%[2]s; location /ops/cap/ { proxy_pass %[3]s/; } } }\n", dir, port, s.admin)
+	if err := os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(conf), 0o600); err != nil {
 		s.Fatal(err)
 	}
-	proxy := httptest.NewServer(http.StripPrefix("/ops/cap", &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, // sets Host, too
-	}))
-	s.Cleanup(proxy.Close)
-	return proxy
+	nginx := exec.CommandContext(context.Background(), "/usr/sbin/nginx", "-e", "stderr", "-p", dir, "-c", filepath.Join(dir, "nginx.conf"))
+	var said bytes.Buffer
+	nginx.Stderr = &said
+	if err := nginx.Start(); err != nil {
+		s.Fatalf("nginx does not start (apt-get install nginx): %v", err)
+	}
+	s.Cleanup(func() {
+		_ = nginx.Process.Signal(syscall.SIGTERM)
+		if err := nginx.Wait(); err != nil {
+			s.Errorf("nginx: %v\n%s", err, said.String())
+		}
+	})
+	eventually(s.T, "nginx listens", func() bool {
+		conn, err := net.Dial("tcp", "127.0.0.1:"+port)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+	return port
 }
 
-func TestPageBehindAProxyInABrowser(t *testing.T) {
+func TestPageBehindNginxInABrowser(t *testing.T) {
 	s := start(t, operators())
-	proxy := behind(s)
-	_, port, _ := strings.Cut(strings.TrimPrefix(proxy.URL, "http://"), ":")
+	port := behindNginx(s)
 	for name, host := range map[string]string{
 		"loopback, where the browser sends Sec-Fetch-Site": "127.0.0.1:" + port,
 		"plain http, where it does not":                    "ops.example:" + port,
