@@ -289,14 +289,15 @@ func TestPipeIsWrittenAndNeverReadBack(t *testing.T) {
 		}
 	}
 	// A pipe that nobody empties is a failure after a second, not a wait.
-	filled := make([]byte, 4096)
-	for fill, n := os.NewFile(reader.Fd(), fifo), 0; n < 1<<20; n += len(filled) {
-		if err := syscall.SetNonblock(int(fill.Fd()), true); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := syscall.Write(int(fill.Fd()), filled); err != nil {
-			break
-		}
+	pipe := int(reader.Fd())
+	if err := syscall.SetNonblock(pipe, true); err != nil {
+		t.Fatal(err)
+	}
+	for n, filled := 0, make([]byte, 4096); n < 1<<20 && err == nil; n += len(filled) {
+		_, err = syscall.Write(pipe, filled)
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Fatalf("the pipe is never full: %v", err)
 	}
 	began := time.Now()
 	s.alice(500, "POST", "/admin/api/release", `{"user":"u1","reason":"full"}`)
