@@ -22,10 +22,13 @@ type fault struct {
 	enforces bool          // the cap holds meanwhile, too: nothing fails open
 	quietly  bool          // nobody need be told: nothing fails, or it may not
 	sidecar  bool          // it is the sidecar's own trouble: nginx alone is judged, and nginx's log tells of it
+	loses    bool          // releases are lost with it, and slots stand for the TTL
 	byte     time.Duration // bound on the first byte through nginx; 0: firstByteBound
 	back     time.Duration // bound on the time until the cap is enforced again; 0: backBound
 	after    time.Duration // how long it is watched afterwards; 0: aftermath
-	also     func(s *stage, out *result)
+	// afterFull is after in the full form: what was on its way when the network went may come long after it is back.
+	afterFull time.Duration
+	also      func(s *stage, out *result)
 }
 
 // The bounds of the promise. acquireBound is STREAMCAP_ACQUIRE_TIMEOUT and 50 ms.
@@ -36,6 +39,10 @@ const (
 	failoverBound  = 2 * time.Second
 	aftermath      = 2 * time.Second
 )
+
+// stall is how long a control request takes that asks no store, when the machine has no time for anybody: a timeout
+// beside one says nothing of the store.
+const stall = 30 * time.Millisecond
 
 func (f fault) title() string          { return f.name }
 func (f fault) shortly() time.Duration { return f.short }
@@ -65,7 +72,11 @@ func (f fault) play(ctx context.Context, s *stage, out *result) error {
 	if err != nil {
 		return err
 	}
-	pause(ctx, max(aftermath, f.after))
+	after := max(aftermath, f.after)
+	if s.opts.full {
+		after = max(after, f.afterFull)
+	}
+	pause(ctx, after)
 	healthy := eventually(ctx, 3*time.Second, "/healthz says ok again", func() bool {
 		return statusOK(s.direct.health(ctx))
 	})
@@ -73,6 +84,16 @@ func (f fault) play(ctx context.Context, s *stage, out *result) error {
 		out.broken("%v: %s", healthy, s.direct.health(ctx))
 	}
 	s.quiet()
+	var left []string
+	within := 3 * time.Second
+	if f.loses {
+		within += s.ttl
+	}
+	if eventually(ctx, within, "no slot is left", func() bool { left = s.slotsLeft(ctx); return len(left) == 0 }) != nil {
+		out.SlotsLeft = len(left)
+		out.broken("%d users hold slots of streams that have ended", len(left))
+		out.example("%v", left)
+	}
 	return f.judge(s, answers, out)
 }
 
@@ -100,6 +121,8 @@ func (f fault) judge(s *stage, answers time.Time, out *result) error {
 		case shot.wrong && shot.kind != overLimit:
 			out.Refused++
 			out.example("%s refused %s after the store answered: %s", shot.user, shot.decided().Sub(answers).Round(time.Millisecond), shot.body)
+		case f.enforces && shot.wrong && noise.near(shot.sent, shot.first) >= stall:
+			out.Stalled++
 		case shot.wrong && shot.decided().After(answers):
 			out.LetThroughAfter++
 			last = latest(last, shot.decided())
@@ -124,6 +147,10 @@ func (f fault) judge(s *stage, answers time.Time, out *result) error {
 		case ask.wrong == refused:
 			out.Refused++
 			out.example("a user's first acquire at the sidecar refused %s after the store answered", ask.decided().Sub(answers).Round(time.Millisecond))
+		case f.enforces && ask.slot == "failopen" && noise.near(ask.sent, ask.took) >= stall:
+			out.Stalled++
+		case f.enforces && ask.wrong == letThrough && noise.near(ask.sent, ask.took) >= stall:
+			// its first acquire is counted already
 		case ask.slot == "failopen":
 			out.failedOpen(ask.reason)
 			if ask.decided().After(answers) {

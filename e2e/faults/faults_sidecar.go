@@ -12,9 +12,9 @@ func sidecarFaults() []fault {
 	const hung = 350 * time.Millisecond
 	shortTTL := func(*machine) setup { return setup{ttl: 4 * time.Second} }
 	return []fault{
-		{name: "SIGKILL of the sidecar", short: time.Second, full: 3 * time.Second, world: shortTTL, do: sidecarKilled, sidecar: true},
+		{name: "SIGKILL of the sidecar", short: time.Second, full: 3 * time.Second, world: shortTTL, do: sidecarKilled, sidecar: true, loses: true},
 		{name: "SIGSTOP of the sidecar", full: 5 * time.Second, do: sidecarStopped, sidecar: true, byte: hung},
-		{name: "sidecar restarted again and again", full: 30 * time.Second, world: shortTTL, do: sidecarRestarts, sidecar: true},
+		{name: "sidecar restarted again and again", full: 30 * time.Second, world: shortTTL, do: sidecarRestarts, sidecar: true, loses: true},
 	}
 }
 

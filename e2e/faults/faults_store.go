@@ -103,12 +103,12 @@ func networkFaults() []fault {
 	proxied := func(*machine) setup { return setup{proxied: true} }
 	withoutFirewall := func(m *machine) setup { return setup{proxied: m.firewall != ""} }
 	return []fault{
-		{name: "blackhole", short: 2 * time.Second, full: 10 * time.Second, world: withoutFirewall, do: blackhole},
+		{name: "blackhole", short: 2 * time.Second, full: 10 * time.Second, world: withoutFirewall, do: blackhole, afterFull: 20 * time.Second},
 		{name: "REJECT", full: 6 * time.Second, world: withoutFirewall, do: rejected},
 		{name: "100 ms of latency", short: 2 * time.Second, full: 10 * time.Second, world: proxied, do: spoiled(
 			func(answer []byte) ([]byte, time.Duration, bool) { return answer, 100 * time.Millisecond, false })},
-		{name: "50 ms of latency", full: 6 * time.Second, world: proxied, enforces: true, quietly: true, do: spoiled(
-			func(answer []byte) ([]byte, time.Duration, bool) { return answer, 50 * time.Millisecond, false })},
+		{name: "30 ms of latency", full: 6 * time.Second, world: proxied, enforces: true, quietly: true, do: spoiled(
+			func(answer []byte) ([]byte, time.Duration, bool) { return answer, 30 * time.Millisecond, false })},
 		{name: "replies delayed by 0 to 1.5 s", full: 6 * time.Second, world: proxied, do: spoiled(
 			func(answer []byte) ([]byte, time.Duration, bool) {
 				return answer, rand.N(1500 * time.Millisecond), false // any will do

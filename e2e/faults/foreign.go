@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 )
@@ -55,7 +54,9 @@ func foreignSets(ctx context.Context, s *stage) (time.Time, error) {
 			s.foreign.Add(1)
 		}
 	})
-	s.pings = pings(flood, s.redis.address)
+	for flood.Err() == nil {
+		s.sample(flood, 2*time.Second, &s.beside)
+	}
 	client.Wait()
 	return time.Now(), nil
 }
@@ -83,32 +84,7 @@ func pings(ctx context.Context, address string) (took []time.Duration) {
 
 // besidePing compares the acquires at the sidecar with the PINGs of the same time.
 func besidePing(s *stage, out *result) {
-	asked, _ := s.direct.taken()
-	var acquires []time.Duration
-	for _, a := range asked {
-		if a.sent.After(s.began) && a.sent.Before(s.began.Add(s.hold)) {
-			acquires = append(acquires, a.took)
-		}
-	}
-	acquire, ping := percentile(acquires, 99), percentile(s.pings, 99)
-	out.note("%d SETs of 2 MiB in %v; %d PINGs, p50 %v, longest %v; %d acquires, p50 %v", s.foreign.Load(), s.hold,
-		len(s.pings), round(percentile(s.pings, 50)), round(percentile(s.pings, 100)), len(acquires), round(percentile(acquires, 50)))
-	out.ratio("acquire p99 beside a bare PING's", acquire, ping, 1.5)
-}
-
-// ratio is a figure that is promised to be at most so many times another of the same run.
-func (r *result) ratio(what string, got, base time.Duration, most float64) {
-	r.figure(base > 0 && float64(got) <= most*float64(base), what,
-		fmt.Sprintf("%v : %v = %.2f", round(got), round(base), float64(got)/float64(max(base, 1))), fmt.Sprintf("<= %.1f", most))
-}
-
-func round(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
-
-// percentile sorts a copy.
-func percentile(took []time.Duration, p int) time.Duration {
-	if len(took) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(took))
-	return sorted[min(len(sorted)-1, len(sorted)*p/100)]
+	out.note("%d SETs of 2 MiB in %v; %s", s.foreign.Load(), s.hold, &s.beside)
+	out.ratio("acquire p99 beside a bare PING's, each the median of its rounds",
+		s.beside.p99(acquires), s.beside.p99(pinged), s.beside.p99(controls), 1.5)
 }

@@ -32,9 +32,9 @@ type stage struct {
 	// lost says that the store has just lost what it knew.
 	lost func()
 
-	pings   []time.Duration // beside foreign SETs
-	foreign atomic.Int64    // SETs
-	memory  rss             // over an outage
+	beside  samples      // of the time of foreign SETs
+	foreign atomic.Int64 // SETs
+	memory  rss          // over an outage
 
 	stopLoad context.CancelFunc
 	running  sync.WaitGroup

@@ -47,6 +47,7 @@ func (w *world) plannedRedis(address string, args ...string) *redisServer {
 		"--protected-mode", "no",
 	}, args...)}
 	r.client = newClient(address)
+	w.servers = append(w.servers, r)
 	w.cleanups = append(w.cleanups, func() { _ = r.client.Close() }) // nothing is lost with it
 	return r
 }
@@ -102,6 +103,30 @@ func (r *redisServer) isPrimary(ctx context.Context, within time.Duration) (time
 		text, err := r.client.Info(ctx, "replication").Result()
 		return err == nil && strings.Contains(text, "role:master")
 	})
+}
+
+// slotsLeft counts the live slots of all users in every primary that answers.
+func (w *world) slotsLeft(ctx context.Context) (left []string) {
+	for _, server := range w.servers {
+		if _, err := server.answers(ctx, 0); err != nil {
+			continue
+		}
+		if info, err := server.client.Info(ctx, "replication").Result(); err != nil || !strings.Contains(info, "role:master") {
+			continue
+		}
+		now, err := server.client.Time(ctx).Result()
+		if err != nil {
+			continue
+		}
+		keys := server.client.Scan(ctx, 0, "streamcap:{*}:slots", 1000).Iterator()
+		for keys.Next(ctx) {
+			live, err := server.client.ZCount(ctx, keys.Val(), fmt.Sprintf("(%d", now.UnixMilli()), "+inf").Result()
+			if err == nil && live > 0 && !strings.Contains(keys.Val(), "{%") {
+				left = append(left, fmt.Sprintf("%s %d", keys.Val(), live))
+			}
+		}
+	}
+	return left
 }
 
 func when(ctx context.Context, within time.Duration, what string, ok func() bool) (time.Time, error) {

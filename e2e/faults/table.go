@@ -24,11 +24,13 @@ type result struct {
 	NoiseMS         float64        `json:"noise_ms"` // the longest control request
 	Excused         int            `json:"excused"`  // over a bound, by no more than control requests took at that time
 	Refused         int            `json:"refused_under_limit"`
+	Stalled         int            `json:"let_through_while_the_machine_stalled"`
 	Waiting         int            `json:"refused_while_releases_waited"`
 	LetThrough      int            `json:"let_through_while_it_lasted"`
 	LetThroughAfter int            `json:"let_through_afterwards"`
 	FailOpen        map[string]int `json:"failed_open,omitempty"` // by reason, at the sidecar itself
 	BackMS          float64        `json:"enforcing_after_ms"`
+	SlotsLeft       int            `json:"slots_left"` // of streams that have ended
 
 	StartEvents  int `json:"start_events"`
 	EndEvents    int `json:"end_events"`
@@ -112,6 +114,9 @@ func (r *result) close() {
 	for what, o := range r.over {
 		r.broken("%d × longest %s %v, promised: %v", o.count, what, o.worst.Round(time.Millisecond), o.bound)
 	}
+	if r.Stalled > 0 {
+		r.note("%d let through while control requests, which ask no store, took %v and more (up to %.0f ms)", r.Stalled, stall, r.NoiseMS)
+	}
 	if r.Waiting > 0 {
 		r.note("%d refused within a second of the sidecar going on, while the releases of their streams waited in its sockets", r.Waiting)
 	}
@@ -157,7 +162,7 @@ func report(results []result, opts options, stdout, stderr io.Writer) int {
 func printFaults(w io.Writer, results []result) {
 	lines := [][]string{{
 		"fault", "s", "requests", "5xx", "longest acquire", "longest first byte", "control", "refused under",
-		"let through over, while", "after", "enforcing again after", "told: start, end", "log lines", "a second and role", "",
+		"let through over, while", "after", "enforcing again after", "slots left", "told: start, end", "log lines", "a second and role", "",
 	}}
 	for _, r := range results {
 		if r.Requests == 0 && (len(r.Figures) > 0 || r.Missing == "" && len(r.Broken) == 0) {
@@ -170,7 +175,7 @@ func printFaults(w io.Writer, results []result) {
 		lines = append(lines, []string{
 			r.Name, fmt.Sprintf("%.1f", r.Seconds), fmt.Sprint(r.Requests), fmt.Sprint(r.Errors), acquire,
 			fmt.Sprintf("%.0f ms", r.FirstByteMS), fmt.Sprintf("%.0f ms", r.NoiseMS), fmt.Sprint(r.Refused),
-			fmt.Sprint(r.LetThrough), fmt.Sprint(r.LetThroughAfter), fmt.Sprintf("%.0f ms", r.BackMS),
+			fmt.Sprint(r.LetThrough), fmt.Sprint(r.LetThroughAfter), fmt.Sprintf("%.0f ms", r.BackMS), fmt.Sprint(r.SlotsLeft),
 			fmt.Sprintf("%d, %d", r.StartEvents, r.EndEvents), fmt.Sprint(r.LogLines), fmt.Sprint(r.LinesASecond), r.state(),
 		})
 	}

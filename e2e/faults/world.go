@@ -20,7 +20,8 @@ type world struct {
 
 	processes []*process
 	cleanups  []func()
-	redis     *redisServer // the one that the sidecar begins with
+	redis     *redisServer   // the one that the sidecar begins with
+	servers   []*redisServer // all of them
 	replicas  []*redisServer
 	nodes     []*redisServer // of a cluster
 	proxy     *proxy         // nil: the sidecar talks to Redis itself
