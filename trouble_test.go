@@ -541,9 +541,11 @@ func TestAcquireIsUndoneHoweverLongTheStoreWasAway(t *testing.T) {
 		u := &unsettled{store: store, slotTTL: time.Minute, metrics: newMetrics(), log: zerolog.Nop()}
 		u.keepUndo(slotstore.ID{User: "u1", Request: "late"}, "attempt")
 		ctx, stop := context.WithCancel(t.Context())
-		go u.run(ctx)
+		var running sync.WaitGroup
+		running.Go(func() { u.run(ctx) })
 		time.Sleep(time.Hour + time.Second)
 		stop()
+		running.Wait()
 		if len(store.undone) != 1 || u.depth() != 0 {
 			t.Errorf("undone: %q, kept: %d", store.undone, u.depth())
 		}
