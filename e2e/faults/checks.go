@@ -52,7 +52,7 @@ func checks() []check {
 	return append([]check{
 		{name: "200 aborted acquires (F08)", short: true, do: aborted},
 		{name: "10,000 acquires in an outage (F12)", do: logFlood},
-		{name: "500 acquires, 100 at once, into a blackhole (F01)", do: burst, needs: func(m *machine) string { return orMissing(m.firewall) }},
+		{name: "500 acquires, 100 at once, into a blackhole (F01)", do: burst, needs: func(m *machine) string { return m.firewall }},
 		{name: "heartbeat flood of 20,000 slots/s", do: heartbeatFlood},
 	}, starts()...)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -295,12 +294,4 @@ func (n noise) near(at time.Time, took time.Duration) (longest time.Duration) {
 		}
 	}
 	return longest
-}
-
-// orMissing hands on why a machine can't do something.
-func orMissing(why string) string {
-	if why == "" {
-		return ""
-	}
-	return fmt.Sprint(why)
 }

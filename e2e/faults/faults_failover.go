@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os/exec"
 	"syscall"
 	"time"
@@ -11,31 +13,26 @@ import (
 
 // failovers are the faults in which another Redis takes over.
 func failovers() []fault {
-	trio := func(*machine) setup { return setup{store: sentinels} }
-	six := func(*machine) setup { return setup{store: cluster} }
+	// A primary that is killed takes the last few writes with it, a release among them: its slot stands for the TTL.
+	const ttl = 10 * time.Second
+	trio := func(*machine) setup { return setup{store: sentinels, ttl: ttl} }
+	six := func(*machine) setup { return setup{store: cluster, ttl: ttl} }
 	named := func(*machine) setup { return setup{store: namedRedis} }
-	noNames := func(m *machine) string { return orMissing(m.names) }
+	noNames := func(m *machine) string { return m.names }
 	return []fault{
-		{name: "sentinel failover", full: time.Second, world: trio, do: sentinelFailover, back: failoverBound, after: 4 * time.Second},
-		{name: "cluster failover", full: time.Second, world: six, do: clusterFailover, back: failoverBound, after: 4 * time.Second, quietly: true},
+		{name: "sentinel failover", full: time.Second, world: trio, do: primaryKilled, loses: true, back: failoverBound, after: 4 * time.Second},
+		{name: "cluster failover", full: time.Second, world: six, do: primaryKilled, loses: true, back: failoverBound, after: 4 * time.Second, quietly: true},
 		{name: "cluster slot migration", full: time.Second, world: six, do: slotMigration, back: failoverBound, after: 3 * time.Second, quietly: true},
 		{
 			name: "DNS name moves, the old address is gone", full: 3 * time.Second, world: named, do: nameMoves,
-			needs: func(m *machine) string { return orMissing(m.names + m.firewall) },
+			needs: func(m *machine) string { return cmp.Or(m.names, m.firewall) },
 		},
 		{name: "DNS name moves, the old primary is a replica", full: 3 * time.Second, world: named, do: roleMoves, needs: noNames},
 	}
 }
 
-func sentinelFailover(ctx context.Context, s *stage) (time.Time, error) {
-	if err := s.redis.end(syscall.SIGKILL); err != nil {
-		return time.Time{}, err
-	}
-	return s.promoted(ctx, s.replicas)
-}
-
-// clusterFailover kills a primary; its replica takes over.
-func clusterFailover(ctx context.Context, s *stage) (time.Time, error) {
+// primaryKilled kills a primary; a replica of its takes over.
+func primaryKilled(ctx context.Context, s *stage) (time.Time, error) {
 	if err := s.redis.end(syscall.SIGKILL); err != nil {
 		return time.Time{}, err
 	}
@@ -80,7 +77,10 @@ func slotMigration(ctx context.Context, s *stage) (time.Time, error) {
 	return time.Now(), nil
 }
 
-const storeName = "store.test"
+const (
+	storeName   = "store.test"
+	anotherHost = "127.0.1.2"
+)
 
 // namedRedis is a Redis that the sidecar knows by name.
 func namedRedis(ctx context.Context, w *world) ([]string, error) {
@@ -96,12 +96,12 @@ func namedRedis(ctx context.Context, w *world) ([]string, error) {
 // another starts a second Redis on the same port of another address.
 func (s *stage) another(ctx context.Context, args ...string) (*redisServer, error) {
 	_, port := splitAddress(s.redis.address)
-	return s.startRedis(ctx, "127.0.1.2:"+port, args...)
+	return s.startRedis(ctx, net.JoinHostPort(anotherHost, port), args...)
 }
 
 // nameMoves takes the old address from the network; after a while the name means a new, empty Redis.
 func nameMoves(ctx context.Context, s *stage) (time.Time, error) {
-	fresh, err := s.another(ctx)
+	_, err := s.another(ctx)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -112,15 +112,14 @@ func nameMoves(ctx context.Context, s *stage) (time.Time, error) {
 	s.cleanups = append(s.cleanups, func() { _ = undo() }) // the namespace ends with us
 	pause(ctx, s.hold)
 	s.lost()
-	host, _ := splitAddress(fresh.address)
-	err = s.machine.resolver.point(storeName, host)
+	err = s.machine.resolver.point(storeName, anotherHost)
 	return time.Now(), err
 }
 
 // roleMoves is a managed switch of the primary behind one name: the old one answers READONLY from then on.
 func roleMoves(ctx context.Context, s *stage) (time.Time, error) {
 	host, port := splitAddress(s.redis.address)
-	fresh, err := s.another(ctx, "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
+	fresh, err := s.another(ctx, "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0", "--replica-announce-ip", anotherHost)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -128,17 +127,14 @@ func roleMoves(ctx context.Context, s *stage) (time.Time, error) {
 	if err = eventually(ctx, 10*time.Second, "the replica follows", func() bool { return s.synced(ctx) }); err != nil {
 		return time.Time{}, err
 	}
-	newHost, _ := splitAddress(fresh.address)
 	s.began = time.Now()
-	for _, step := range []func() error{
-		func() error { return fresh.do(ctx, "REPLICAOF", "NO", "ONE") },
-		func() error { return s.redis.do(ctx, "REPLICAOF", newHost, port) },
-	} {
-		if err = step(); err != nil {
-			return time.Time{}, err
-		}
+	if err = s.redis.do(ctx, "FAILOVER", "TO", anotherHost, port); err != nil {
+		return time.Time{}, err
+	}
+	if _, err = fresh.isPrimary(ctx, 10*time.Second); err != nil {
+		return time.Time{}, err
 	}
 	pause(ctx, s.hold)
-	err = s.machine.resolver.point(storeName, newHost)
+	err = s.machine.resolver.point(storeName, anotherHost)
 	return time.Now(), err
 }

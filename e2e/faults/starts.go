@@ -34,7 +34,7 @@ func starts() []check {
 	misfits := []misfit{
 		{name: "down", store: noRedis, reasons: []string{"unavailable"}, repair: redisComesUp},
 		{
-			name: "unresolvable", needs: func(m *machine) string { return orMissing(m.names) }, store: unnamedRedis,
+			name: "unresolvable", needs: func(m *machine) string { return m.names }, store: unnamedRedis,
 			reasons: []string{"unavailable"},
 			repair: func(_ context.Context, s *stage) error {
 				host, _ := splitAddress(s.redis.address)
