@@ -32,6 +32,9 @@ var (
 	sampleScript    = newScript("scan", sampleLua)
 )
 
+// chunkSize is how many slots of a batch share one budget.
+const chunkSize = 500
+
 // Redis keeps slots in Redis 5 or newer, one cap for all sidecars with the same prefix. Every change is one script on
 // Redis's own clock. It connects when it is first asked: that Redis is away is an answer's error, never one of
 // [NewRedis].
@@ -226,7 +229,7 @@ func list(r run, atLeast int) ([]any, error) {
 	return elements, nil
 }
 
-// Heartbeat implements [Store]. Each chunk, of 500 slots at the most, has a budget of its own.
+// Heartbeat implements [Store]. Up to 500 slots share one budget.
 func (s *Redis) Heartbeat(ctx context.Context, ids ...ID) (Beats, error) {
 	var beats Beats
 	err := s.each(ctx, s.heartbeat, heartbeatScript, ids, []any{ms(s.lifetimes.Slot), ms(s.lifetimes.MaxAge)},
@@ -246,7 +249,7 @@ func (s *Redis) Heartbeat(ctx context.Context, ids ...ID) (Beats, error) {
 	return beats, nil
 }
 
-// Release implements [Store]. Each chunk, of 500 slots at the most, has a budget of its own.
+// Release implements [Store]. Up to 500 slots share one budget.
 func (s *Redis) Release(ctx context.Context, ids ...ID) (Releases, error) {
 	var releases Releases
 	expired := 0
@@ -292,13 +295,11 @@ const (
 	unanswered answer = -2
 )
 
-// each runs a script for every user of ids, in chunks that have a budget each, and visits each id with its answer. The error is the first one;
+// each runs a script for every user of ids, in chunks, and visits each id with its answer. The error is the first one;
 // the chunks behind it are tried all the same.
 func (s *Redis) each(ctx context.Context, role *role, script *script, ids []ID, args []any, visit func(ID, answer)) error {
 	var first error
-	for len(ids) > 0 {
-		chunk := ids[:min(len(ids), role.pipelineRuns())]
-		ids = ids[len(chunk):]
+	for chunk := range slices.Chunk(ids, chunkSize) {
 		byUser, order := make(map[string][]string, len(chunk)), make([]string, 0, len(chunk))
 		for _, id := range chunk {
 			if byUser[id.User] == nil {

@@ -43,14 +43,8 @@ const (
 	queueBytes = 16 << 20
 	// probeConnections are kept beside the workers' for probes, which must not wait for calls that hang.
 	probeConnections = 4
-	// pipelineLeast and pipelineMost bound how many script runs one pipeline holds before it takes no further call, and how
-	// many slots of a batch go together. Redis does a pipeline to its end, at some 10 µs a run, before it turns to another
-	// connection: 500 heartbeats are 5 ms for every acquire behind them. So a pipeline holds few where Redis is near, and
-	// more where the way there takes so long that they don't matter: as many as take Redis a fiftieth of the shorter of the
-	// last two round trips.
-	pipelineLeast      = 10
-	pipelineMost       = 500
-	runsPerMillisecond = 2
+	// pipelineRuns is how many script runs one pipeline holds before it takes no further call.
+	pipelineRuns = 500
 )
 
 // script is a Lua script, what it does in a word, and the digest that a server which knows it knows it by.
@@ -125,8 +119,6 @@ type role struct {
 	client  *client
 	queue   chan *call
 	waiting atomic.Int64 // bytes
-	trip    atomic.Int64 // ms, the last one
-	fitting atomic.Int64 // runs
 	test    func() []*call
 	beside  func() []*call // what the test asks in the same breath as its first call
 	once    func()         // called after the first test that succeeds; nil: nothing
@@ -220,7 +212,7 @@ func (r *role) collect(c *call) []*call {
 		} else {
 			r.waiting.Add(-c.bytes)
 		}
-		if runs >= r.pipelineRuns() {
+		if runs >= pipelineRuns {
 			return calls
 		}
 		select {
@@ -229,17 +221,6 @@ func (r *role) collect(c *call) []*call {
 			return calls
 		}
 	}
-}
-
-// pipelineRuns is how many runs a pipeline holds now.
-func (r *role) pipelineRuns() int {
-	return max(pipelineLeast, min(int(r.fitting.Load()), pipelineMost))
-}
-
-// arrived takes how long a round trip took.
-func (r *role) arrived(after time.Duration) {
-	trip := after.Milliseconds()
-	r.fitting.Store(min(trip, r.trip.Swap(trip)) * runsPerMillisecond)
 }
 
 // send runs the calls' scripts in one pipeline, and once more with their text where the server does not know them: a
@@ -307,9 +288,7 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Cmdable
 			}
 		}
 	}()
-	began := time.Now()
 	batches.send()
-	r.arrived(time.Since(began))
 	for _, p := range all {
 		if isRedirection(p.cmd.Err()) && batches.cluster {
 			p.cmd = queue(r.client, p.call, p.run) // by itself, the driver follows

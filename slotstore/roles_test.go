@@ -141,22 +141,3 @@ func TestWhatAnswersOKToEverythingOpensTheBreaker(t *testing.T) {
 		t.Errorf("after %d answers that no script of ours gives: %v", 2*breakerFailures, err)
 	}
 }
-
-func TestPipelinesAreShortWhereRedisIsNear(t *testing.T) {
-	for trip, want := range map[time.Duration]int{0: 10, time.Millisecond: 10, 30 * time.Millisecond: 60, time.Second: 500} {
-		r := idle(Events{})
-		r.queue = make(chan *call, 1000)
-		for range cap(r.queue) {
-			r.queue <- newCall(heartbeatScript, 1).with([]string{"key"})
-		}
-		r.arrived(time.Hour) // one that took long is no reason yet
-		if calls := r.collect(<-r.queue); len(calls) != pipelineLeast {
-			t.Errorf("%d calls after one long round trip", len(calls))
-		}
-		r.arrived(trip)
-		r.arrived(trip)
-		if calls := r.collect(<-r.queue); len(calls) != want {
-			t.Errorf("%d calls where a round trip takes %s, want %d", len(calls), trip, want)
-		}
-	}
-}
