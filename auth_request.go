@@ -50,11 +50,11 @@ func (a *authRequest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		if p := recover(); p != nil {
 			a.log.Error().Interface("panic", p).Msg("acquire panicked; the stream starts")
-			a.answer(w, r, a.failed(limit, slotstore.Internal))
+			a.answer(w, a.failed(limit, slotstore.Internal))
 		}
 	}()
 	limit = a.limit(r.Header)
-	a.answer(w, r, a.decide(r, limit))
+	a.answer(w, a.decide(r, limit))
 }
 
 // count records a verdict.
@@ -199,7 +199,7 @@ func (a *authRequest) denied(v verdict, status int, reason, result string) verdi
 	return v
 }
 
-func (a *authRequest) answer(w http.ResponseWriter, r *http.Request, v verdict) {
+func (a *authRequest) answer(w http.ResponseWriter, v verdict) {
 	a.count(v)
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")
@@ -216,10 +216,6 @@ func (a *authRequest) answer(w http.ResponseWriter, r *http.Request, v verdict) 
 	}
 	if v.retryAfter > 0 {
 		header.Set("Retry-After", strconv.FormatInt(int64((v.retryAfter+time.Second-1)/time.Second), 10))
-	}
-	if r.ContentLength != 0 {
-		// An announced body is never waited for: net/http would read it first on a connection that lives on.
-		header.Set("Connection", "close")
 	}
 	w.WriteHeader(v.status)
 }

@@ -62,6 +62,10 @@ It is configured by STREAMCAP_* environment variables; the README lists them.
 // run is the program without its process: a test can call it on port 0.
 func run(args, environ []string, stdout, stderr io.Writer, signals <-chan os.Signal) int {
 	command := strings.Join(args, " ")
+	if len(args) > 0 && strings.TrimSpace(command) == "" {
+		fmt.Fprintf(stderr, "streamcap: the command is empty\n\n%s", usage)
+		return exitSettings
+	}
 	switch command {
 	case "version", "--version":
 		fmt.Fprintln(stdout, buildVersion())
@@ -190,13 +194,20 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 	case err := <-stopped:
 		log.Info().Msg("stopped")
 		return err
+	case <-time.After(stopGrace + stopRest):
+		log.Warn().Msg("stopped, while the store still hangs")
+		return nil
 	case <-signals:
 		return errors.New("a second signal: ended at once")
 	}
 }
 
-// stopGrace is how long what is under way may take to end.
-const stopGrace = 5 * time.Second
+const (
+	// stopGrace is how long what is under way may take to end.
+	stopGrace = 5 * time.Second
+	// stopRest is how long the last releases, and the store's connections, may take beyond it.
+	stopRest = time.Second
+)
 
 func shutdown(ctx context.Context, servers ...*http.Server) {
 	var stopping sync.WaitGroup

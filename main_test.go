@@ -253,10 +253,15 @@ func TestVersionHelpAndUnknownCommand(t *testing.T) {
 		{"version", exitOK, buildVersion() + "\n"},
 		{"help", exitOK, usage},
 		{"serv", exitSettings, `there is no command "serv"`},
+		{" ", exitSettings, "the command is empty"},
 		{"check now", exitSettings, `there is no command "check now"`},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run(strings.Fields(c.args), nil, &stdout, &stderr, nil)
+		args := strings.Fields(c.args)
+		if c.args == " " {
+			args = []string{""}
+		}
+		code := run(args, nil, &stdout, &stderr, nil)
 		if output := stdout.String() + stderr.String(); code != c.code || !strings.Contains(output, c.output) {
 			t.Errorf("%s: exit code %d, %q", c.args, code, output)
 		}
@@ -303,6 +308,37 @@ func TestStopFinishesWhatIsUnderWay_G01(t *testing.T) {
 	if code := <-s.exited; code != exitOK {
 		t.Errorf("exit code %d", code)
 	}
+	s.exited <- exitOK
+}
+
+func TestStopIsBoundedWhereRedisHangs_G01(t *testing.T) {
+	server := redistest.Start(t)
+	s := start(t, "REDIS_URL=unix://"+server.Socket, "ACQUIRE_TIMEOUT=60s")
+	s.acquire("u0", "warm", "204 held")
+	server.Pause()
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/acquire", http.NoBody)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		request.Header.Set(headerUser, "u1")
+		request.Header.Set(headerRequestID, "r1")
+		if response, err := s.client.Do(request); err == nil {
+			_ = response.Body.Close()
+		}
+	}()
+	eventually(t, "the acquire is under way", func() bool { return server.Waiting("acquire") == 1 })
+	began := time.Now()
+	s.signals <- syscall.SIGTERM
+	code := <-s.exited
+	if took := time.Since(began); code != exitOK || took > 30*time.Second {
+		t.Errorf("exit code %d after %s, with a budget of 60 s under way", code, took)
+	}
+	server.Unpause()
+	<-left
 	s.exited <- exitOK
 }
 

@@ -90,6 +90,9 @@ func (s *service) publicHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // net/http's own connections have one
+			// A body that nobody reads is never waited for: net/http would read it before it answers on a connection that
+			// lives on.
+			w.Header().Set("Connection", "close")
 		}
 		switch strings.TrimRight(r.URL.Path, "/") {
 		case "/acquire":

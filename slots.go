@@ -172,6 +172,7 @@ func readBatch(w http.ResponseWriter, r *http.Request) ([]slotstore.ID, *problem
 	if err != nil {
 		return nil, &problem{http.StatusBadRequest, "the body did not arrive whole"}
 	}
+	w.Header().Del("Connection") // it was read
 	ids, err := parseBatch(body)
 	if errors.Is(err, errTooMany) {
 		return nil, tooLarge

@@ -21,7 +21,10 @@ func parseBatch(body []byte) ([]slotstore.ID, error) {
 	if !json.Valid(body) {
 		return nil, errors.New("the body is not valid JSON")
 	}
-	slots := gjson.GetBytes(body, "slots")
+	slots, err := member(gjson.ParseBytes(body), "slots")
+	if err != nil {
+		return nil, err
+	}
 	if !slots.IsArray() {
 		return nil, errors.New(`the body has no list "slots"; send {"slots":[{"user":"u1","id":"r1"}]}`)
 	}
@@ -54,9 +57,29 @@ func parseBatch(body []byte) ([]slotstore.ID, error) {
 	return ids, bad
 }
 
+// member is an object's value under a name; one that comes twice is a mistake, as parsers differ in which they take.
+func member(object gjson.Result, name string) (value gjson.Result, err error) {
+	if object.IsObject() {
+		object.ForEach(func(key, v gjson.Result) bool {
+			if key.Str == name {
+				if value.Exists() {
+					err = fmt.Errorf("%q comes twice", name)
+				}
+				value = v
+			}
+			return true
+		})
+	}
+	return value, err
+}
+
 // parseSlot reads {"user":"u1","id":"r1"}, whatever else is in it.
 func parseSlot(slot gjson.Result) (slotstore.ID, error) {
-	user, id := slot.Get("user"), slot.Get("id")
+	user, userErr := member(slot, "user")
+	id, idErr := member(slot, "id")
+	if err := errors.Join(userErr, idErr); err != nil {
+		return slotstore.ID{}, err
+	}
 	if !slot.IsObject() || user.Exists() && user.Type != gjson.String || id.Exists() && id.Type != gjson.String {
 		return slotstore.ID{}, errors.New(`not {"user":"…","id":"…"}`)
 	}

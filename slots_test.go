@@ -111,6 +111,21 @@ func slots(n int) string {
 	return b.String() + `]}`
 }
 
+func TestBodyThatNobodyReadsIsNotWaitedFor_N06(t *testing.T) {
+	s := start(t)
+	s.acquire("u1", "r1", "204 held")
+	slot := " HTTP/1.1\r\nHost: x\r\nX-User-Id: u1\r\nX-Request-Id: r1\r\nContent-Length: 500\r\n\r\n"
+	for request, want := range map[string]string{"POST /heartbeat": "204", "GET /heartbeat": "405", "GET /healthz": "200", "POST /nothing": "404"} {
+		if got := s.raw(request + slot); !strings.Contains(got, " "+want+" ") {
+			t.Errorf("%s with a body that never comes: %s, want %s", request, got, want)
+		}
+	}
+	response := s.do("POST", "/heartbeat", `{"slots":[{"user":"u1","id":"r1"}]}`, "Content-Type: application/json")
+	if response.Close {
+		t.Error("the connection of a batch that was read is closed")
+	}
+}
+
 func TestBatchBounds(t *testing.T) {
 	eachStore(t, func(s *running) {
 		s.batch("/release", slots(10_000), `200 {"released":0}`)
@@ -140,9 +155,11 @@ func TestBadBatchIsNamedAndChangesNothing(t *testing.T) {
 		`{"slots":null}`:                      `no list "slots"`,
 		`{"slots":{}}`:                        `no list "slots"`,
 		`{"Slots":[` + good + `]}`:            `no list "slots"`,
-		`{"slots":[` + good + `,7]}`:          `slots[1]: not {"user"`,
-		`{"slots":[` + good + `,{}]}`:         "slots[1]: the user is missing; the request id is missing",
-		`{"slots":[` + good + `,{"user":7}]}`: `slots[1]: not {"user"`,
+		`{"slots":[],"slots":[` + good + `]}`: `"slots" comes twice`,
+		`{"slots":[` + good + `,{"user":"a","id":"r","us\u0065r":"b"}]}`:                 `slots[1]: "user" comes twice`,
+		`{"slots":[` + good + `,7]}`:                                                     `slots[1]: not {"user"`,
+		`{"slots":[` + good + `,{}]}`:                                                    "slots[1]: the user is missing; the request id is missing",
+		`{"slots":[` + good + `,{"user":7}]}`:                                            `slots[1]: not {"user"`,
 		`{"slots":[` + good + `,{"user":"u1","id":null}]}`:                               `slots[1]: not {"user"`,
 		`{"slots":[` + good + `,{"user":"u1"}]}`:                                         "slots[1]: the request id is missing",
 		`{"slots":[` + good + `,{"user":"-","id":"r1"}]}`:                                "slots[1]: the user is missing",

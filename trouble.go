@@ -23,7 +23,11 @@ func newTrouble(log zerolog.Logger, redis redisConfig) *trouble {
 // failed takes a call that the store did not answer.
 func (t *trouble) failed(role string, err error) {
 	if count, ok := t.lines.allow(role); ok {
-		t.log.Warn().Str("event", "failopen").Str("role", role).Str("reason", string(slotstore.ReasonOf(err))).
+		line := t.log.Warn()
+		if role != slotstore.RoleAdmin { // nobody is let through by a look that failed
+			line.Str("event", "failopen")
+		}
+		line.Str("role", role).Str("reason", string(slotstore.ReasonOf(err))).
 			Int("count", count).Err(err).Msg("the store could not answer")
 	}
 }
@@ -63,6 +67,9 @@ func (t *trouble) eviction(policy string, maxBytes int64) {
 func hint(reason slotstore.Reason, redis redisConfig) string {
 	switch reason {
 	case slotstore.Timeout:
+		if redis.TLS != nil {
+			return "is the address right, does a firewall drop the packets, is Redis busy, does this port speak TLS at all (redis:// if not)?"
+		}
 		return "is the address right, does a firewall drop the packets, is Redis busy, does the port speak TLS (rediss://)?"
 	case slotstore.Unavailable:
 		if redis.TLS != nil {

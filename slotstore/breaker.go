@@ -61,6 +61,16 @@ func (c *condition) allow() bool {
 	return false
 }
 
+// reportCall takes the result of a call that began then, and counts one that failed.
+func (c *condition) reportCall(began time.Time, err error) {
+	if err != nil && !isNeutral(err) {
+		c.mu.Lock()
+		c.failedOpen++
+		c.mu.Unlock()
+	}
+	c.report(began, err)
+}
+
 // report takes the result of a call or a probe that began then.
 func (c *condition) report(began time.Time, err error) {
 	circuit := c.record(began, err)
@@ -82,7 +92,6 @@ func (c *condition) record(began time.Time, err error) *Circuit {
 			c.since = time.Now()
 		}
 		c.lastError = err
-		c.failedOpen++
 		c.breaker.RecordFailure()
 		if !wasOpen && c.breaker.IsOpen() {
 			c.openedAt = time.Now()

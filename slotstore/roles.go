@@ -175,7 +175,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 	case c.state.CompareAndSwap(queued, dropped):
 		return errOverload
 	case c.state.CompareAndSwap(sent, left):
-		r.report(c.began, errTimeout)
+		r.reportCall(c.began, errTimeout)
 		r.client.doubt(ctx, errTimeout)
 		return errTimeout
 	}
@@ -315,7 +315,7 @@ func isReply(err error) bool {
 func (r *role) finish(c *call) {
 	r.waiting.Add(-c.bytes)
 	if c.state.Swap(answered) != left {
-		r.report(c.began, c.failure())
+		r.reportCall(c.began, c.failure())
 	} else if c.late != nil {
 		c.late()
 	}
