@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -119,12 +120,15 @@ const (
 	wrongWithin = time.Minute
 	// wrongPeers bounds what strangers can make us remember; beyond it, peers that are not known share one count.
 	wrongPeers = 10_000
+	// wrongSweep is how often those are forgotten whose minute is over.
+	wrongSweep = time.Second
 )
 
 // wrongSignIns remembers the last wrong sign-ins of each peer. Its zero value is ready.
 type wrongSignIns struct {
 	mu    sync.Mutex
 	peers map[string]*[wrongMost]time.Time // latest first
+	swept time.Time
 }
 
 // note takes a wrong sign-in, and returns how long the peer has to wait where ten came within the last minute already.
@@ -137,12 +141,9 @@ func (s *wrongSignIns) note(peer string, now time.Time) (wait time.Duration) {
 	}
 	last := s.peers[peer]
 	if last == nil {
-		if len(s.peers) >= wrongPeers {
-			for other, times := range s.peers {
-				if now.Sub(times[0]) >= wrongWithin {
-					delete(s.peers, other)
-				}
-			}
+		if len(s.peers) >= wrongPeers && now.Sub(s.swept) >= wrongSweep { // not for each stranger: it looks at all of them
+			s.swept = now
+			maps.DeleteFunc(s.peers, func(_ string, times *[wrongMost]time.Time) bool { return now.Sub(times[0]) >= wrongWithin })
 		}
 		if len(s.peers) >= wrongPeers {
 			peer = "" // no address

@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -38,8 +39,9 @@ type throttle struct {
 	// most is up to where the interval doubles with each line, until the key was quiet for one; 0: it stays.
 	most time.Duration
 
-	mu   sync.Mutex
-	keys map[string]*throttled
+	mu    sync.Mutex
+	keys  map[string]*throttled
+	swept time.Time
 }
 
 type throttled struct {
@@ -60,10 +62,9 @@ func (t *throttle) allow(key string) (count int, ok bool) {
 	}
 	k := t.keys[key]
 	if k == nil && len(t.keys) >= throttleKeys {
-		for name, old := range t.keys {
-			if now.After(old.next) {
-				delete(t.keys, name)
-			}
+		if now.Sub(t.swept) >= t.every { // not for each stranger: it looks at all of them
+			t.swept = now
+			maps.DeleteFunc(t.keys, func(_ string, old *throttled) bool { return now.After(old.next) })
 		}
 		if len(t.keys) >= throttleKeys {
 			key = ""
