@@ -134,6 +134,15 @@ func (d *direct) controls() {
 	}
 }
 
+// pings asks Redis itself until ctx ends, or the connection does.
+func (d *direct) pings(ctx context.Context, address string) {
+	pings(ctx, address, func(sent time.Time, took time.Duration) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.control = append(d.control, ask{sent: sent, took: took})
+	})
+}
+
 func (d *direct) taken() (asked, control []ask) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -62,24 +62,24 @@ func foreignSets(ctx context.Context, s *stage) (time.Time, error) {
 }
 
 // pings sends a PING every few ms until ctx ends, never a second before the first is answered.
-func pings(ctx context.Context, address string) (took []time.Duration) {
+func pings(ctx context.Context, address string, answered func(sent time.Time, took time.Duration)) {
 	conn, err := dial(ctx, address)
 	if err != nil {
-		return nil
+		return
 	}
-	defer conn.Close() // it is only read
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })() // nobody waits for the last
+	defer conn.Close()                                                          // it is only read
 	answers := bufio.NewReader(conn)
 	for ; ctx.Err() == nil; pause(ctx, pingEvery) {
 		sent := time.Now()
 		if _, err := conn.Write([]byte("PING\r\n")); err != nil {
-			return took
+			return
 		}
 		if _, err := answers.ReadString('\n'); err != nil {
-			return took
+			return
 		}
-		took = append(took, time.Since(sent))
+		answered(sent, time.Since(sent))
 	}
-	return took
 }
 
 // besidePing compares the acquires at the sidecar with the PINGs of the same time.

@@ -60,13 +60,15 @@ func (s *stage) sample(ctx context.Context, length time.Duration, into *samples)
 	defer tick.Stop()
 	var mu sync.Mutex
 	took := make(map[sampled][]time.Duration)
-	add := func(what sampled, d ...time.Duration) {
+	add := func(what sampled, d time.Duration) {
 		mu.Lock()
 		defer mu.Unlock()
-		took[what] = append(took[what], d...)
+		took[what] = append(took[what], d)
 	}
 	var work sync.WaitGroup
-	work.Go(func() { add(pinged, pings(sampling, s.redis.address)...) })
+	work.Go(func() {
+		pings(sampling, s.redis.address, func(_ time.Time, took time.Duration) { add(pinged, took) })
+	})
 	for sampling.Err() == nil {
 		select {
 		case <-sampling.Done():
