@@ -155,3 +155,9 @@ func isElsewhere(err error) bool {
 func isRedirection(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
 }
+
+// isReply says whether a server said it, as opposed to the network.
+func isReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
+}

@@ -3,7 +3,6 @@ package slotstore
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -46,70 +45,6 @@ const (
 	// pipelineRuns is how many script runs one pipeline holds before it takes no further call.
 	pipelineRuns = 500
 )
-
-// script is a Lua script, what it does in a word, and the digest that a server which knows it knows it by.
-type script struct{ op, text, sha string }
-
-func newScript(op, text string) *script {
-	return &script{op: op, text: text, sha: redis.NewScript(text).Hash()}
-}
-
-// call is a script with one or more sets of keys and arguments: what its caller waits for as one.
-type call struct {
-	script *script
-	runs   []run
-	bytes  int64 // of its keys and arguments
-	began  time.Time
-	late   func() // called instead of the caller if the call ends after she stopped waiting; may be nil
-	state  atomic.Int32
-	done   chan struct{}
-}
-
-// run is one execution of a script.
-type run struct {
-	keys  []string
-	args  []any
-	reply any
-	err   error
-}
-
-// The states of a call. A caller whose budget ends moves it from queued to dropped (it is never sent) or from sent to
-// left (late is told of its end).
-const (
-	queued int32 = iota
-	sent
-	dropped
-	left
-	answered
-)
-
-func newCall(script *script, runs int) *call {
-	return &call{script: script, runs: make([]run, 0, runs), done: make(chan struct{})}
-}
-
-// with adds a run.
-func (c *call) with(keys []string, args ...any) *call {
-	c.runs = append(c.runs, run{keys: keys, args: args})
-	for _, key := range keys {
-		c.bytes += int64(len(key))
-	}
-	for _, arg := range args {
-		if text, ok := arg.(string); ok {
-			c.bytes += int64(len(text))
-		}
-	}
-	return c
-}
-
-// failure is the first error that one of its runs met, and that says something of the store.
-func (c *call) failure() error {
-	for i := range c.runs {
-		if err := c.runs[i].err; !isNeutral(err) && err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // role is what a connection is for. It has a client, connections, a queue, a budget and a breaker of its own, so that the
 // trouble of one role is nobody else's.
@@ -305,12 +240,6 @@ func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Cmdable
 	return true
 }
 
-// isReply says whether a server said it, as opposed to the network.
-func isReply(err error) bool {
-	_, ok := errors.AsType[redis.Error](err)
-	return ok
-}
-
 // finish hands the call back to its caller, or to late.
 func (r *role) finish(c *call) {
 	r.waiting.Add(-c.bytes)
@@ -326,107 +255,6 @@ func (r *role) health() Health {
 	health := r.condition.health()
 	health.Waiting = len(r.queue)
 	return health
-}
-
-// watch tests the role at the start, and for as long as it is unwell, without waiting for a test that hangs.
-func (r *role) watch() {
-	var tests sync.WaitGroup
-	defer tests.Wait()
-	tick := time.NewTicker(probeEvery)
-	defer tick.Stop()
-	told := &told{tell: r.events.SelfTest, role: r.role}
-	var once sync.Once
-	test := func(budget time.Duration) {
-		err := r.probe(budget)
-		told.of(err)
-		if err == nil && r.once != nil {
-			once.Do(r.once)
-		}
-	}
-	tests.Go(func() { test(lateReply) }) // the first has a connection to make, and no caller
-	for {
-		select {
-		case <-r.stop:
-			return
-		case <-tick.C:
-			if r.unwell() {
-				tests.Go(func() { test(r.budget) })
-			}
-		}
-	}
-}
-
-// probe runs the role's real scripts on the probe key and reports how it went. Like a call, it may take no longer than
-// the budget, and goes on to a late reply: what it returns is the cause in the end.
-func (r *role) probe(budget time.Duration) error {
-	calls, done, began := r.test(), make(chan error, 1), time.Now()
-	r.work.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), max(r.budget, lateReply))
-		defer cancel()
-		var first error
-		together := append(r.beside(), calls[0])
-		for i := range calls { // also behind one that failed: the last gives back what the first took
-			if i > 0 {
-				together = calls[i : i+1]
-			}
-			r.run(ctx, together...)
-			for _, c := range together {
-				if first == nil {
-					first = c.failure()
-				}
-			}
-		}
-		done <- first
-	})
-	timeout := time.NewTimer(budget)
-	defer timeout.Stop()
-	select {
-	case err := <-done:
-		r.report(began, err)
-		return err
-	case <-timeout.C:
-		r.report(began, errTimeout)
-		r.client.doubt(context.Background(), errTimeout)
-	case <-r.stop:
-		return errClosed
-	}
-	select {
-	case err := <-done:
-		if err != nil {
-			return err
-		}
-	case <-r.stop:
-		return errClosed
-	}
-	return errTimeout
-}
-
-// told tells of self-tests that end otherwise than the one before.
-type told struct {
-	tell func(role string, err error)
-	role string
-
-	mu     sync.Mutex
-	before bool
-	reason Reason
-}
-
-func (t *told) of(err error) {
-	if t.tell == nil || errors.Is(err, errClosed) {
-		return
-	}
-	var reason Reason
-	if err != nil {
-		err = failure("self-test", err)
-		reason = ReasonOf(err)
-	}
-	t.mu.Lock()
-	same := t.before && t.reason == reason
-	t.before, t.reason = true, reason
-	t.mu.Unlock()
-	if !same {
-		t.tell(t.role, err)
-	}
 }
 
 // end lets the role begin nothing more.
