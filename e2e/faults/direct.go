@@ -70,7 +70,7 @@ func (d *direct) run(ctx context.Context) {
 	d.work.Wait()
 }
 
-// pair takes a slot, tries for a second, and gives back.
+// pair takes a slot, tries for a second, and gives back what it holds, or may hold.
 func (d *direct) pair() {
 	user := fmt.Sprintf("direct-%d", d.count.Add(1))
 	first := d.acquire(user, "first")
@@ -85,8 +85,10 @@ func (d *direct) pair() {
 	d.mu.Lock()
 	d.asked = append(d.asked, first, second)
 	d.mu.Unlock()
-	for _, id := range []string{"first", "second"} {
-		d.ask(http.MethodPost, "http://"+d.sidecar+"/release", user, id)
+	for id, a := range map[string]ask{"first": first, "second": second} {
+		if a.slot != "failopen" { // that one took nothing, or what it took is undone
+			d.ask(http.MethodPost, "http://"+d.sidecar+"/release", user, id)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -124,7 +125,11 @@ func roleMoves(ctx context.Context, s *stage) (time.Time, error) {
 		return time.Time{}, err
 	}
 	s.replicas = append(s.replicas, fresh)
-	if err = eventually(ctx, 10*time.Second, "the replica follows", func() bool { return s.synced(ctx) }); err != nil {
+	err = eventually(ctx, 10*time.Second, "the replica follows, and the primary knows it", func() bool {
+		info, infoErr := s.redis.client.Info(ctx, "replication").Result()
+		return infoErr == nil && strings.Contains(info, "state=online") && s.synced(ctx)
+	})
+	if err != nil {
 		return time.Time{}, err
 	}
 	s.began = time.Now()

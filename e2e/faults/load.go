@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,14 +17,17 @@ import (
 // load is a steady stream of stream starts through nginx: open loop, so that a stall delays nobody's next click. Most
 // users stay under their limit of 3; the others hold their only slot with a stream that goes on, and try a second.
 type load struct {
-	url    string // of a short stream
+	urls   []string // of a stream, in turns: each of another nginx
 	client *http.Client
 	rate   int
 	ttl    time.Duration
 	under  []*user
 	over   []*holder
+	// length is how long a stream is, and when its client leaves it: never, if that is longer.
+	length func() (length, leaves time.Duration)
 
-	next atomic.Int64
+	next atomic.Int64 // user
+	turn atomic.Int64 // of the urls
 	work sync.WaitGroup
 
 	mu     sync.Mutex
@@ -39,6 +41,7 @@ type shot struct {
 	kind   kind
 	sent   time.Time
 	first  time.Duration // to the first byte
+	ended  time.Time     // when it was over; zero for streams that go on
 	status int           // 0: no answer
 	err    error
 	slot   string // what the backend was told of it
@@ -69,8 +72,8 @@ const (
 
 func newLoad(w *world) *load {
 	l := &load{
-		url: "http://" + w.nginx + "/stream/", rate: w.opts.rate, ttl: w.ttl,
-		client: newHTTPClient(),
+		urls: []string{streams(w)}, rate: w.opts.rate, ttl: w.ttl, client: newHTTPClient(),
+		length: func() (length, leaves time.Duration) { return shortStream, time.Hour },
 	}
 	for i := range usersUnder {
 		l.under = append(l.under, &user{name: fmt.Sprintf("paid-%d", i), limit: 3})
@@ -80,6 +83,9 @@ func newLoad(w *world) *load {
 	}
 	return l
 }
+
+// streams is where a world's streams start.
+func streams(w *world) string { return "http://" + w.nginx + "/stream/" }
 
 // newHTTPClient is one whose connections are its own.
 func newHTTPClient() *http.Client {
@@ -121,7 +127,7 @@ func (l *load) startUnder() {
 		}
 		s := l.short(u, underLimit)
 		s.waiting = waiting
-		u.end(s.status != http.StatusOK)
+		u.end(s.status == http.StatusTooManyRequests)
 		s.wrong = s.status == http.StatusTooManyRequests
 		l.record(s)
 		return
@@ -136,7 +142,9 @@ func (l *load) startOver() {
 		if held == nil || !l.remembered(held.since) {
 			continue
 		}
+		h.guests.Add(1)
 		s := l.short(h.user, overLimit)
+		time.AfterFunc(grace, func() { h.guests.Add(-1) })
 		if h.held() != held || !l.remembered(held.since) {
 			return // she lost it meanwhile: this says nothing
 		}
@@ -146,24 +154,28 @@ func (l *load) startOver() {
 	}
 }
 
-// short runs one short stream to its end.
+// short runs one stream to its end, or until its client leaves.
 func (l *load) short(u *user, k kind) shot {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	length, leaves := l.length()
+	ctx, cancel := context.WithTimeout(context.Background(), patience+length)
 	defer cancel()
-	s, body := l.start(ctx, u, k, "?for="+shortStream.String())
+	s, body := l.start(ctx, u, k, "?for="+length.String())
 	if body != nil {
-		if _, err := io.Copy(io.Discard, body); err != nil && s.err == nil {
+		left := time.AfterFunc(leaves, cancel)
+		defer left.Stop()
+		if _, err := io.Copy(io.Discard, body); err != nil && s.err == nil && left.Stop() {
 			s.status, s.err = 0, fmt.Errorf("broke off: %w", err)
 		}
-		_ = body.Close() // it is at its end
+		_ = body.Close() // it is at its end, or left in the middle
 	}
+	s.ended = time.Now()
 	return s
 }
 
 // start sends a start and reads up to the stream's first event. The body is nil where there is no stream.
 func (l *load) start(ctx context.Context, u *user, k kind, query string) (s shot, stream io.ReadCloser) {
 	s = shot{kind: k, sent: time.Now(), user: u.name}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, l.url+u.name+query, http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, l.urls[int(l.turn.Add(1))%len(l.urls)]+u.name+query, http.NoBody)
 	if err != nil {
 		panic(err) // the URL is ours
 	}
@@ -195,63 +207,6 @@ func (l *load) start(ctx context.Context, u *user, k kind, query string) (s shot
 		io.Reader
 		io.Closer
 	}{lines, response.Body}
-}
-
-// holder is a user over her limit: she keeps her only slot with one long stream.
-type holder struct {
-	*user
-
-	hold atomic.Pointer[hold]
-}
-
-// hold is the stream that keeps it. since is when it was granted.
-type hold struct{ since time.Time }
-
-func (h *holder) held() *hold { return h.hold.Load() }
-
-// hold keeps the user's slot taken until ctx ends: it starts again what the store has forgotten or never counted.
-func (l *load) hold(ctx context.Context, h *holder) {
-	for ctx.Err() == nil {
-		if !l.holdOnce(ctx, h) {
-			pause(ctx, 150*time.Millisecond)
-		}
-	}
-}
-
-// holdOnce says whether the slot was held for a while.
-func (l *load) holdOnce(ctx context.Context, h *holder) bool {
-	ok, waiting := h.begin(l.spans(), l.ttl)
-	if !ok {
-		return false
-	}
-	streaming, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s, body := l.start(streaming, h.user, holding, "?for=1h")
-	defer func() { h.end(s.status != http.StatusOK) }()
-	if ctx.Err() == nil {
-		s.wrong, s.waiting = s.status == http.StatusTooManyRequests, waiting
-		l.record(s)
-	}
-	if body == nil {
-		return false
-	}
-	defer body.Close() // we leave it in the middle
-	if s.slot != "held" {
-		return false
-	}
-	h.hold.Store(&hold{since: s.sent})
-	defer h.hold.Store(nil)
-	l.work.Go(func() { // leaves what the store has forgotten
-		for streaming.Err() == nil && l.remembered(s.sent) {
-			pause(streaming, 20*time.Millisecond)
-		}
-		cancel()
-	})
-	_, err := io.Copy(io.Discard, body)
-	if ctx.Err() == nil && !errors.Is(err, context.Canceled) {
-		l.record(shot{kind: holding, sent: time.Now(), user: h.name, err: fmt.Errorf("a stream that should go on ended: %w", err)})
-	}
-	return true
 }
 
 func (l *load) record(s shot) {
@@ -290,17 +245,6 @@ func (l *load) spans() []span {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]span(nil), l.away...)
-}
-
-// holders is how many users hold their slot now.
-func (l *load) holders() int {
-	n := 0
-	for _, h := range l.over {
-		if held := h.held(); held != nil && l.remembered(held.since) {
-			n++
-		}
-	}
-	return n
 }
 
 // taken is what was recorded until now.

@@ -1,5 +1,6 @@
 // Command faults lets every kind of trouble happen to Redis and to the sidecar under a steady load of stream starts
-// through nginx, and prints what clients and operators saw of it. It exits with 1 where a promise was broken.
+// through nginx, and prints what clients and operators saw of it: one kind after the other, or with -soak all kinds at
+// random. It exits with 1 where a promise was broken.
 //
 // Traffic stays on loopback. Where the machine allows it, everything runs in namespaces of its own: ports, firewall rules
 // and name servers are then nobody else's, and nothing outlives the suite.
@@ -11,12 +12,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 const (
@@ -36,6 +39,8 @@ func main() {
 type options struct {
 	full         bool
 	only         string
+	soak         time.Duration
+	seed         uint64
 	rate         int
 	json         string
 	allowMissing bool
@@ -54,6 +59,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	flags.BoolVar(&opts.full, "full", false, "all faults at their full length (half an hour); else the short form")
 	flags.StringVar(&opts.only, "only", "", "run only the rows whose name holds one of these words, comma-separated")
+	flags.DurationVar(&opts.soak, "soak", 0, "instead of all rows: steady load for so long, with deploys, kills and restarts at random")
+	flags.Uint64Var(&opts.seed, "seed", rand.Uint64N(1_000_000), "which of them happen, and when, in a soak")
 	flags.IntVar(&opts.rate, "rate", 60, "stream starts a second through nginx")
 	flags.StringVar(&opts.json, "json", "", "write the rows to this file, too")
 	flags.BoolVar(&opts.allowMissing, "allow-missing", false, "a fault that this machine can't make is no failure")
@@ -101,11 +108,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "faults:", err)
 		return exitUsage
 	}
+	if opts.soak > 0 {
+		fmt.Fprintf(stderr, "faults: %s\n", rows[0].title())
+	}
 	return report(runAll(ctx, rows, opts, machine, stderr), opts, stdout, stderr)
 }
 
 // chosen are the rows of the form that was asked for.
 func chosen(opts options) []row {
+	if opts.soak > 0 {
+		return []row{soak{opts.soak, opts.seed}}
+	}
 	words := strings.FieldsFunc(opts.only, func(r rune) bool { return r == ',' })
 	return slices.DeleteFunc(allRows(), func(r row) bool {
 		if len(words) > 0 {

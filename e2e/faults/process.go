@@ -94,6 +94,22 @@ func (p *process) status(field string) (int, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no %s", p.pid(), field)
 }
 
+// children are the processes that it has started itself.
+func (p *process) children() (pids []int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.pid(), p.pid()))
+	if err != nil {
+		return nil, err
+	}
+	for field := range strings.FieldsSeq(string(text)) {
+		pid, err := strconv.Atoi(field)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
 // freeAddress is a port of host that nobody listens on, below those that the kernel hands out by itself.
 func freeAddress(host string) string {
 	for {

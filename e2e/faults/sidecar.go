@@ -5,7 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -94,4 +97,27 @@ func (s *sidecar) lines() ([]logLine, error) {
 		}
 	}
 	return lines, nil
+}
+
+// metric is what its own /metrics says of a name without labels.
+func (s *sidecar) metric(name string) (float64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/metrics", http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	request.Close = true // a connection that stays would count among what is asked for
+	client := newHTTPClient()
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close() // it was only read
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s/metrics has no %s", s.admin, name)
 }

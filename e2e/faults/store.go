@@ -129,6 +129,51 @@ func (w *world) slotsLeft(ctx context.Context) (left []string) {
 	return left
 }
 
+// census is what one server holds for all users.
+type census struct {
+	live  int // slots
+	slots int // with those that have expired, and nobody has pruned
+	keys  int
+	over  int // users with more live slots than they may have
+}
+
+// count counts it. The names of the load's users tell their limits.
+func (r *redisServer) count(ctx context.Context) (c census, err error) {
+	now, err := r.client.Time(ctx).Result()
+	if err != nil {
+		return c, err
+	}
+	found := make(map[string]bool) // SCAN may find a key twice
+	keys := r.client.Scan(ctx, 0, "streamcap:{[^%]*}:*", 1000).Iterator()
+	for keys.Next(ctx) {
+		found[keys.Val()] = true
+	}
+	c.keys = len(found)
+	all, counts := make(map[string]*redis.IntCmd), make(map[string]*redis.IntCmd)
+	_, err = r.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for key := range found {
+			if strings.HasSuffix(key, ":slots") {
+				all[key] = pipe.ZCard(ctx, key)
+				counts[key] = pipe.ZCount(ctx, key, fmt.Sprintf("(%d", now.UnixMilli()), "+inf")
+			}
+		}
+		return nil
+	})
+	for key, count := range counts {
+		limit := 1
+		if strings.HasPrefix(key, "streamcap:{paid-") {
+			limit = 3
+		}
+		live := int(count.Val())
+		c.live += live
+		c.slots += int(all[key].Val())
+		if live > limit {
+			c.over++
+		}
+	}
+	return c, errors.Join(keys.Err(), err)
+}
+
 func when(ctx context.Context, within time.Duration, what string, ok func() bool) (time.Time, error) {
 	err := eventually(ctx, within, what, ok)
 	return time.Now(), err

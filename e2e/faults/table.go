@@ -38,6 +38,7 @@ type result struct {
 	LinesASecond int `json:"lines_a_second_and_role"`
 
 	Figures  []figure `json:"figures,omitempty"` // of checks
+	Series   []series `json:"series,omitempty"`  // of a soak
 	Notes    []string `json:"notes,omitempty"`
 	Examples []string `json:"examples,omitempty"`
 	Broken   []string `json:"broken,omitempty"`
@@ -129,6 +130,7 @@ func (r *result) close() {
 func report(results []result, opts options, stdout, stderr io.Writer) int {
 	printFaults(stdout, results)
 	printChecks(stdout, results)
+	printSeries(stdout, results)
 	for _, r := range results {
 		for _, note := range r.Notes {
 			fmt.Fprintf(stdout, "- %s: %s\n", r.Name, note)
@@ -179,7 +181,9 @@ func printFaults(w io.Writer, results []result) {
 			fmt.Sprintf("%d, %d", r.StartEvents, r.EndEvents), fmt.Sprint(r.LogLines), fmt.Sprint(r.LinesASecond), r.state(),
 		})
 	}
-	printTable(w, lines)
+	if len(lines) > 1 {
+		printTable(w, lines)
+	}
 }
 
 func (r *result) state() string {

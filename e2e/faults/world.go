@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -26,8 +25,10 @@ type world struct {
 	nodes     []*redisServer // of a cluster
 	proxy     *proxy         // nil: the sidecar talks to Redis itself
 	sidecar   *sidecar
-	backend   string // address
-	nginx     string // address
+	serving   *process // the backend that nginx knows
+	backend   string   // its address
+	front     *process // nginx's master
+	nginx     string   // address
 	ttl       time.Duration
 }
 
@@ -121,77 +122,13 @@ func (w *world) startBackend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.serving = p
 	return eventually(ctx, 10*time.Second, "the backend listens", func() bool {
 		line, err := os.ReadFile(p.out)
 		address, found := strings.CutPrefix(string(line), "listening ")
 		w.backend = strings.TrimSpace(address)
 		return err == nil && found
 	})
-}
-
-// startNginx runs the shipped file. "Authorization: Bearer NAME" is user NAME; users called paid-… have the plan paid.
-func (w *world) startNginx(ctx context.Context) error {
-	dir := filepath.Join(w.dir, "nginx")
-	w.nginx = freeAddress("127.0.0.1")
-	conf, err := w.nginxConf(dir)
-	if err != nil {
-		return err
-	}
-	if err = os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	for name, text := range map[string]string{
-		"nginx.conf":     conf,
-		"keys-test.map":  `"~^Bearer\ (?<key_user>[a-z0-9-]+)$" $key_user;`,
-		"plans-test.map": `"~^paid-" paid;`,
-	} {
-		if err = os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
-			return err
-		}
-	}
-	globals := "daemon off; worker_rlimit_nofile 16384;"
-	if os.Geteuid() == 0 {
-		globals += " user root;"
-	}
-	p, err := w.launch("nginx", nil, "nginx", "-c", filepath.Join(dir, "nginx.conf"), "-g", globals)
-	if err != nil {
-		return err
-	}
-	err = eventually(ctx, 10*time.Second, "nginx serves", func() bool { return listens(ctx, w.nginx) })
-	if err != nil {
-		said, _ := os.ReadFile(p.err) // then it said nothing
-		return fmt.Errorf("%w: %s", err, said)
-	}
-	return nil
-}
-
-// nginxConf is the shipped file with nothing but ports and paths replaced.
-func (w *world) nginxConf(dir string) (string, error) {
-	text, err := os.ReadFile(w.opts.nginxConf)
-	if err != nil {
-		return "", err
-	}
-	var temps strings.Builder
-	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
-		fmt.Fprintf(&temps, " %s_temp_path %s/%s;", kind, dir, kind)
-	}
-	conf := string(text)
-	for _, edit := range [][2]string{
-		{"/run/nginx.pid", dir + "/nginx.pid"},
-		{"/var/log/nginx/", dir + "/"},
-		{"/etc/nginx/streamcap/", dir + "/"},
-		{"listen 8080;", "listen " + w.nginx + ";"},
-		{"server 127.0.0.1:9180 ", "server " + w.sidecar.listen + " "},
-		{"server=127.0.0.1:9514,", "server=" + w.sidecar.nginxLog + ","},
-		{"server 127.0.0.1:9000 ", "server " + w.backend + " "},
-		{"\nhttp {\n", "\nhttp {\n   " + temps.String() + "\n"},
-	} {
-		if !strings.Contains(conf, edit[0]) {
-			return "", fmt.Errorf("%s holds no %q to replace", w.opts.nginxConf, edit[0])
-		}
-		conf = strings.ReplaceAll(conf, edit[0], edit[1])
-	}
-	return conf, nil
 }
 
 // listens says whether somebody takes connections there.

@@ -43,12 +43,12 @@ func (s *slots) keep(r *http.Request) (release func()) {
 	// The slot outlives the request's context: that one is cancelled when the client leaves, which
 	// is exactly when the release has to be sent.
 	ctx := context.WithoutCancel(r.Context())
-	beating, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
 	var heartbeats sync.WaitGroup
-	heartbeats.Go(func() { s.beat(beating, user, id) })
+	heartbeats.Go(func() { s.beat(ctx, user, id, ended) })
 	return func() {
-		stop()
-		heartbeats.Wait()
+		close(ended)
+		heartbeats.Wait() // one that is under way must not come after the release
 		if !s.release {
 			return
 		}
@@ -62,13 +62,12 @@ func (s *slots) keep(r *http.Request) (release func()) {
 // beat sends a heartbeat at once, since a fresh slot may be leased for less than the TTL
 // (STREAMCAP_INITIAL_TTL), and then one each interval. One timer a stream is fine for thousands of
 // streams; for more, a process can keep them in a set and send one batch: {"slots":[{"user":…,"id":…}]}.
-func (s *slots) beat(ctx context.Context, user, id string) {
+func (s *slots) beat(ctx context.Context, user, id string, ended <-chan struct{}) {
 	ticker := time.NewTicker(s.heartbeat)
 	defer ticker.Stop()
 	for gone := false; ; {
 		status, err := s.post(ctx, "/heartbeat", user, id)
 		switch {
-		case ctx.Err() != nil: // the stream ended meanwhile
 		case err != nil:
 			log.Printf("heartbeat: %v", err) // the next one makes up for it: the TTL allows two to fail
 		case status == http.StatusNoContent: // kept
@@ -83,7 +82,7 @@ func (s *slots) beat(ctx context.Context, user, id string) {
 			log.Printf("heartbeat: unexpected status %d", status)
 		}
 		select {
-		case <-ctx.Done():
+		case <-ended:
 			return
 		case <-ticker.C:
 		}
