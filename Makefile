@@ -57,6 +57,17 @@ faults-short: deps build ## The same in a minute: fewer faults, shorter; ARGS go
 	go build -o bin/faults ./e2e/faults
 	bin/faults $(ARGS)
 
+.PHONY: soak
+soak: deps build ## Half an hour of load, deploys, kills and Redis restarts at random; ARGS go to bin/faults (-soak 2m, -seed)
+	go build -o bin/faults ./e2e/faults
+	bin/faults -soak 30m $(ARGS)
+
+.PHONY: bench
+bench: build ## Measure against the peers in under 20 minutes; writes docs/bench. ARGS go to bin/bench (-short, -only)
+	.ci/deps nginx redis-server wrk /usr/lib/nginx/modules/ngx_http_lua_module.so /usr/share/lua/5.1/nginx/redis.lua
+	go build -o bin/bench ./bench
+	bin/bench $(ARGS)
+
 .PHONY: lint
 lint: deps $(GOLANGCI) ## Check the style of Go, Lua and shell, and nginx's opinion of its examples
 	@unformatted=$$($(call ours,'*.go') | xargs gofmt -l); \

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -156,6 +157,7 @@ var behindSignIn = []string{
 }
 
 func TestAdminIsAbsentWithoutOperators_P06(t *testing.T) {
+	t.Parallel()
 	for _, setting := range []string{"LOG_LEVEL=info", "ADMIN_USERS=", `ADMIN_USERS=""`, "ADMIN_USERS= "} {
 		s := start(t, setting)
 		for _, path := range behindSignIn {
@@ -174,6 +176,7 @@ func TestAdminIsAbsentWithoutOperators_P06(t *testing.T) {
 }
 
 func TestListenersServeNothingOfEachOther_S03(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators(), "BACKEND_TOKEN=secret")
 	for _, path := range append([]string{"/metrics"}, behindSignIn...) {
 		if response := s.do("GET", path, "", basic("alice", aliceToken)); response.StatusCode != http.StatusNotFound {
@@ -183,6 +186,11 @@ func TestListenersServeNothingOfEachOther_S03(t *testing.T) {
 	for _, path := range []string{"/acquire", "/heartbeat", "/release"} {
 		if response := s.asked("POST", path, "", basic("alice", aliceToken)); response.StatusCode != http.StatusNotFound {
 			t.Errorf("admin %s: %s", path, response.Status)
+		}
+	}
+	for _, path := range []string{"/admin/", "/nothing"} { // a method that the router does not know
+		if response := s.asked("PROPFIND", path, ""); response.StatusCode != http.StatusNotFound {
+			t.Errorf("admin PROPFIND %s: %s", path, response.Status)
 		}
 	}
 	s.acquire("u1", "r1", "204 held")
@@ -204,6 +212,7 @@ func TestListenersServeNothingOfEachOther_S03(t *testing.T) {
 }
 
 func TestSignIn_P06(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	for _, path := range behindSignIn {
 		for _, method := range []string{"GET", "POST"} {
@@ -234,7 +243,36 @@ func TestSignIn_P06(t *testing.T) {
 	}
 }
 
+func TestBodyThatNeverComesIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := start(t, operators())
+	var asking sync.WaitGroup
+	for _, method := range []string{"GET", "POST", "PUT"} {
+		for _, path := range append([]string{"/metrics", "/healthz", "/nothing"}, behindSignIn...) {
+			for _, header := range []string{"Accept: */*", basic("alice", "wrong"), basic("alice", aliceToken)} {
+				for _, announced := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
+					asking.Go(func() {
+						conn, err := net.Dial("tcp", strings.TrimPrefix(s.admin, "http://"))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						defer conn.Close()
+						_, _ = fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: x\r\n%s\r\n%s\r\n\r\n", method, path, header, announced)
+						_ = conn.SetReadDeadline(time.Now().Add(bodyTimeout / 2))
+						if _, err := conn.Read(make([]byte, 1)); err != nil {
+							t.Errorf("%s %s, %s, %s: %v", method, path, header, announced, err)
+						}
+					})
+				}
+			}
+		}
+	}
+	asking.Wait()
+}
+
 func TestWrongSignInsAreThrottledAndLogged_P06(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	statuses := make(map[int]int)
 	for n := range 100 {
@@ -264,6 +302,7 @@ func TestWrongSignInsAreThrottledAndLogged_P06(t *testing.T) {
 }
 
 func TestWrongSignInsAreForgottenAndBounded_P06(t *testing.T) {
+	t.Parallel()
 	var wrong wrongSignIns
 	now := time.Now()
 	for n := range wrongMost {
@@ -309,6 +348,7 @@ func TestWrongSignInsAreForgottenAndBounded_P06(t *testing.T) {
 }
 
 func TestSignInOverASocketHasAPeer(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "sc")
 	if err != nil {
 		t.Fatal(err)
@@ -329,6 +369,7 @@ func TestSignInOverASocketHasAPeer(t *testing.T) {
 var slotFields = []string{"expires", "id", "ip", "last_seen", "started", "uri", "user_agent"}
 
 func TestSlotsOfAUser(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(s *running) {
 		if got := bodyOf(s.alice(200, "GET", "/admin/api/slots?user=u1", "")); got != `{"user":"u1","limit":null,"slots":[]}` {
 			s.Errorf("nothing held: %s", got)
@@ -379,6 +420,7 @@ func TestSlotsOfAUser(t *testing.T) {
 }
 
 func TestTimesAreOnOurClock(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t, operators())
 	server.Advance(-150 * time.Second)
 	s.acquire("u1", "r1", "204 held")
@@ -391,6 +433,7 @@ func TestTimesAreOnOurClock(t *testing.T) {
 }
 
 func TestLastSeen(t *testing.T) {
+	t.Parallel()
 	now, ttl := time.Now(), 120*time.Second
 	for _, c := range []struct {
 		name           string
@@ -417,6 +460,7 @@ func TestLastSeen(t *testing.T) {
 }
 
 func TestExpiredSlotsAreNotShown_E04(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t, operators())
 	server.Freeze()
 	for _, id := range []string{"r1", "r2", "r3"} {
@@ -443,6 +487,7 @@ func TestExpiredSlotsAreNotShown_E04(t *testing.T) {
 }
 
 func TestUsersWithTheMostSlots(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(s *running) {
 		if got := bodyOf(s.alice(200, "GET", "/admin/api/users", "")); got != `{"users":[],"partial":false}` {
 			s.Errorf("nobody: %s", got)
@@ -460,13 +505,14 @@ func TestUsersWithTheMostSlots(t *testing.T) {
 		if got := bodyOf(s.alice(200, "GET", "/admin/api/users?min=4", "")); got != `{"users":[{"user":"many","slots":4}],"partial":false}` {
 			s.Errorf("at least 4: %s", got)
 		}
-		for _, least := range []string{"0", "-1", "x", "1.5", "%201"} {
+		for _, least := range []string{"0", "-1", "x", "1.5", "%201", "%zz", "2&min=3"} {
 			s.alice(400, "GET", "/admin/api/users?min="+least, "")
 		}
 	}, operators())
 }
 
 func TestReleaseOneAndAll(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(s *running) {
 		for _, id := range []string{"r1", "r2", "r3"} {
 			s.acquire("u1", id, "204 held", "X-Stream-Limit: 3")
@@ -504,6 +550,7 @@ func TestReleaseOneAndAll(t *testing.T) {
 }
 
 func TestReleaseAllOfMoreThanAListHolds(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t, operators())
 	var members []redis.Z
 	for n := range 2500 {
@@ -526,6 +573,7 @@ func TestReleaseAllOfMoreThanAListHolds(t *testing.T) {
 }
 
 func TestReleaseAllWhileHeartbeatsGoOn_P04(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t, operators())
 	ids := []string{"r1", "r2", "r3"}
 	for _, id := range ids {
@@ -567,6 +615,7 @@ func TestReleaseAllWhileHeartbeatsGoOn_P04(t *testing.T) {
 }
 
 func TestReleasesThatAreRefused(t *testing.T) {
+	t.Parallel()
 	s, _ := withRedis(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	long := strings.Repeat("x", 501)
@@ -585,12 +634,14 @@ func TestReleasesThatAreRefused(t *testing.T) {
 		{"a user with control characters", `{"user":"a\u0001","reason":"x"}`, 400, "a\x01", "x", nil},
 		{"no reason", `{"user":"u1"}`, 400, "u1", "", nil},
 		{"a blank reason", `{"user":"u1","reason":" \n\u00a0"}`, 400, "u1", "", nil},
+		{"a reason that nobody sees", `{"user":"u1","reason":"\u200b\u2060"}`, 400, "u1", "\u200b\u2060", nil},
 		{"a long reason", `{"user":"u1","reason":"` + long + `"}`, 400, "u1", long, nil},
 		{"an empty id", `{"user":"u1","reason":"x","id":""}`, 400, "u1", "x", nil},
 		{"id null", `{"user":"u1","reason":"x","id":null}`, 400, "u1", "x", nil},
 		{"an id that is none", `{"user":"u1","reason":"x","id":"a b"}`, 400, "u1", "x", nil},
 		{"an id that comes twice", `{"user":"u1","id":"r9","reason":"x","id":"r1"}`, 400, "u1", "x", nil},
 		{"a misspelt id", `{"user":"u1","reason":"x","request_id":"r9"}`, 400, "u1", "x", nil},
+		{"half a pair", `{"user":"\ud800","reason":"x"}`, 400, "", "", nil},
 		{"a user that is no string", `{"user":["u1"],"reason":"x"}`, 400, "", "", nil},
 		{"too large", `{"user":"u1","reason":"` + strings.Repeat("x", 70_000) + `"}`, 413, "", "", nil},
 		{"a form", `user=u1&reason=x`, 415, "", "", []string{"Content-Type: application/x-www-form-urlencoded"}},
@@ -614,6 +665,7 @@ func TestReleasesThatAreRefused(t *testing.T) {
 }
 
 func TestChangesArePostOnly_P01(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"} {
@@ -637,6 +689,7 @@ func TestChangesArePostOnly_P01(t *testing.T) {
 }
 
 func TestOtherSitesAreRefused_P01(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	token := "X-Page-Token: " + s.pageToken("alice", aliceToken)
@@ -685,6 +738,7 @@ func (s *running) pageToken(name, token string) string {
 }
 
 func TestHeadersThatProtect_P07(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	want := map[string]string{
 		"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -718,6 +772,7 @@ var hostileUsers = []string{
 }
 
 func TestWhateverAUserIsCalledIsText_P07_S09(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(s *running) {
 		link := regexp.MustCompile(`<a href="(\?user=[^"]*)"`)
 		for _, user := range hostileUsers {
@@ -768,6 +823,7 @@ func TestWhateverAUserIsCalledIsText_P07_S09(t *testing.T) {
 }
 
 func TestPageNamesNoHostAndNoAbsolutePath(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	s.alice(200, "POST", "/admin/api/release", `{"user":"u1","reason":"x"}`)
@@ -789,6 +845,7 @@ func TestPageNamesNoHostAndNoAbsolutePath(t *testing.T) {
 }
 
 func TestPageCanBeReadWithoutJavaScript(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(s *running) {
 		s.acquire("u1", "r1", "204 held", "X-Stream-Limit: 2", "X-Real-IP: 10.1.2.3", "X-Original-URI: /v1/chat", "User-Agent: Firefox/1")
 		s.acquire("u1", "r2", "204 held", "X-Stream-Limit: 2")
@@ -809,10 +866,14 @@ func TestPageCanBeReadWithoutJavaScript(t *testing.T) {
 		if page = bodyOf(s.alice(400, "GET", "/admin/?user=%01&wait=all", "")); !strings.Contains(page, "That is no user: the user holds a control character.") {
 			s.Errorf("no user:\n%s", page)
 		}
+		if page = bodyOf(s.alice(400, "GET", "/admin/?user=%zz&wait=all", "")); !strings.Contains(page, "That is no user: the query is not percent-encoded") {
+			s.Errorf("no query:\n%s", page)
+		}
 	}, operators())
 }
 
 func TestPageSaysWhatItCannotSee(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators(), "ENFORCE=false")
 	if page := bodyOf(s.alice(200, "GET", "/admin/", "")); !strings.Contains(page, "Shadow mode") || strings.Contains(page, "by itself while the store was away") {
 		t.Errorf("the page:\n%s", page)
@@ -832,6 +893,7 @@ func (hurriedStore) Users(context.Context, int) (slotstore.Users, error) {
 }
 
 func TestPartialListOfUsersIsMarked_P03(t *testing.T) {
+	t.Parallel()
 	cfg, err := loadConfig([]string{"STREAMCAP_" + operators()})
 	if err != nil {
 		t.Fatal(err)
@@ -850,6 +912,7 @@ func TestPartialListOfUsersIsMarked_P03(t *testing.T) {
 }
 
 func TestStoreAwayIsSaid(t *testing.T) {
+	t.Parallel()
 	s, server := impatientService(t, operators(), "ADMIN_TIMEOUT=300ms")
 	s.acquire("u1", "r1", "204 held")
 	if page := bodyOf(s.alice(200, "GET", "/admin/?wait=all", "")); strings.Contains(page, "in trouble") {
@@ -891,35 +954,44 @@ func TestStoreAwayIsSaid(t *testing.T) {
 	s.wantsSlots("u1", 0)
 }
 
-// quick is how long the median of some answers took; each of them is far from the store's own budget.
-func (s *running) quick(path string) time.Duration {
-	s.Helper()
-	var took []time.Duration
-	for range 9 {
-		began := time.Now()
-		s.alice(200, "GET", path, "")
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	if slowest := took[len(took)-1]; slowest > time.Second {
-		s.Errorf("%s took %s: it has waited for the store", path, slowest)
-	}
-	return took[len(took)/2]
-}
-
-func TestPageDoesNotWaitForAStoreThatHangs(t *testing.T) {
-	s, server := impatientService(t, operators(), "ADMIN_TIMEOUT=2s", "ACQUIRE_TIMEOUT=2s")
+// Half a minute is longer than every budget, and than the breakers, the probes and the pools take to settle.
+func TestNobodyWaitsForARedisThatHangsForHalfAMinute(t *testing.T) {
+	t.Parallel()
+	const hang, promised, budget = 30 * time.Second, 200 * time.Millisecond, 2 * time.Second
+	s, server := impatientService(t, operators())
 	s.acquire("u1", "r1", "204 held")
-	s.quick("/admin/?user=u1")
+	paths := []string{"/metrics", "/healthz", "/admin/", "/admin/?user=u1", "/admin/api/audit"}
+	// A machine that is busy holds up some answers, and never all of them. Who waits for the store does so for a budget, again
+	// and again.
+	best, waits := make(map[string]time.Duration), make(map[string]int)
 	server.Signal(syscall.SIGSTOP)
-	for _, path := range []string{"/metrics", "/healthz", "/admin/", "/admin/?user=u1", "/admin/api/audit"} {
-		if median := s.quick(path); median > 50*time.Millisecond {
-			t.Errorf("%s takes %s", path, median)
+	for stopped := time.Now(); time.Since(stopped) < hang; time.Sleep(100 * time.Millisecond) {
+		for _, path := range paths {
+			asked := time.Now()
+			answer := bodyOf(s.alice(200, "GET", path, ""))
+			took := time.Since(asked)
+			if took >= budget {
+				waits[path]++
+			}
+			if before, ok := best[path]; !ok || took < before {
+				best[path] = took
+			}
+			if strings.HasPrefix(path, "/admin/?") {
+				for _, part := range []string{"slots", "users"} {
+					_, shown, _ := strings.Cut(answer, `<section id="`+part+`"`)
+					shown, _, _ = strings.Cut(shown, "</section>")
+					if !strings.Contains(shown, "The store has not answered yet") && !strings.Contains(shown, "Can’t be shown") {
+						t.Fatalf("the page does not say that it can't show %s:\n%s", part, answer)
+					}
+				}
+			}
 		}
 	}
-	page := bodyOf(s.alice(200, "GET", "/admin/?user=u1", ""))
-	if !strings.Contains(page, "The store has not answered yet") && !strings.Contains(page, "Can’t be shown") {
-		t.Errorf("the page does not say what it can't show:\n%s", page)
+	t.Logf("the fastest answers: %v", best)
+	for path, took := range best {
+		if took > promised || waits[path] > 2 {
+			t.Errorf("%s takes %s at the best, and has waited for the store %d times", path, took, waits[path])
+		}
 	}
 	server.Signal(syscall.SIGCONT)
 	eventually(t, "the page shows all again", func() bool {
@@ -928,6 +1000,7 @@ func TestPageDoesNotWaitForAStoreThatHangs(t *testing.T) {
 }
 
 func TestPagesOfAFarStoreDoNotOpenTheBreaker(t *testing.T) {
+	t.Parallel()
 	s, server := impatientService(t, operators(), "ADMIN_TIMEOUT=10s")
 	server.Signal(syscall.SIGSTOP) // which answers nothing, not even a look at other keys
 	for range 10 {
@@ -948,14 +1021,14 @@ var foreignKeys = flag.Int("foreign-keys", 200_000, "how many keys of others Tes
 func loadForeign(t *testing.T, server *redistest.Server, keys int) {
 	t.Helper()
 	const step = 20_000
+	const script = "for n = ARGV[1], ARGV[2] do redis.call('SET', string.format('session:%08d:slots', n), 'x') end"
 	for from := 0; from < keys; from += step {
-		pipeline := server.Client.Pipeline()
-		for n := from; n < min(keys, from+step); n++ {
-			pipeline.Set(t.Context(), fmt.Sprintf("session:%08d:slots", n), "x", 0)
-		}
-		if _, err := pipeline.Exec(t.Context()); err != nil {
+		if err := server.Client.Eval(t.Context(), script, nil, from, min(keys, from+step)-1).Err(); err != nil && !errors.Is(err, redis.Nil) {
 			t.Fatal(err)
 		}
+	}
+	if size := server.Client.DBSize(t.Context()).Val(); size < int64(keys) {
+		t.Fatalf("Redis has %d keys", size)
 	}
 }
 
@@ -979,45 +1052,49 @@ func TestUsersAmongForeignKeys_P03(t *testing.T) {
 	for n := range 5 {
 		s.acquire("holder", fmt.Sprint("r", n), "204 held", "X-Stream-Limit: -1")
 	}
-	alone := s.ninetyNinth("alone", func(n int) bool { return n < 1000 })
-	var users struct {
-		Users []struct {
-			User  string
-			Slots int
+	// What one look costs the acquires of the same seconds, in several rounds, for a machine may be busy with other things.
+	const rounds = 5
+	for round := range rounds {
+		alone := s.ninetyNinth(fmt.Sprint("alone", round, "-"), func(n int) bool { return n < 1000 })
+		took, users, beside := s.usersBesideAcquires(fmt.Sprint("beside", round, "-"))
+		t.Logf("%d foreign keys: users in %s, partial %t; p99 of an acquire %s alone, %s beside the look", *foreignKeys, took, users.Partial, alone, beside)
+		if !users.Partial && (len(users.Users) != 1 || users.Users[0].User != "holder" || users.Users[0].Slots != 5) {
+			t.Errorf("users %+v", users)
 		}
-		Partial bool
+		if (took < 2*time.Second || users.Partial) && beside <= alone*3/2+20*time.Millisecond { // the milliseconds are for such a machine
+			return
+		}
 	}
-	looking := make(chan time.Duration, 1)
-	go func() {
-		began := time.Now()
-		users.Users = nil
-		response := s.asked("GET", "/admin/api/users?min=5", "", basic("alice", aliceToken))
-		if err := json.NewDecoder(response.Body).Decode(&users); err != nil || response.StatusCode != http.StatusOK {
-			t.Errorf("users: %s, %v", response.Status, err)
-		}
-		looking <- time.Since(began)
-	}()
-	var took time.Duration
-	beside := s.ninetyNinth("beside", func(n int) bool {
+	t.Errorf("in none of %d rounds the look took less than 2 s or was partial, with the p99 of an acquire within 1.5 times and 20 ms", rounds)
+}
+
+type usersAnswer struct {
+	Users []struct {
+		User  string `json:"user"`
+		Slots int    `json:"slots"`
+	} `json:"users"`
+	Partial bool `json:"partial"`
+}
+
+// usersBesideAcquires looks at all users, while acquires go on.
+func (s *running) usersBesideAcquires(name string) (took time.Duration, users usersAnswer, ninetyNinth time.Duration) {
+	s.Helper()
+	answered := make(chan *http.Response, 1)
+	began := time.Now()
+	go func() { answered <- s.asked("GET", "/admin/api/users?min=5", "", basic("alice", aliceToken)) }()
+	ninetyNinth = s.ninetyNinth(name, func(n int) bool {
 		select {
-		case took = <-looking:
+		case response := <-answered:
+			took, users = time.Since(began), decoded[usersAnswer](s, response)
 		default:
 		}
 		return took == 0 || n < 100
 	})
-	t.Logf("%d foreign keys: users in %s, partial %t; p99 of an acquire %s alone, %s beside the look", *foreignKeys, took, users.Partial, alone, beside)
-	if took > 2500*time.Millisecond {
-		t.Errorf("the look took %s", took)
-	}
-	if !users.Partial && (len(users.Users) != 1 || users.Users[0].User != "holder" || users.Users[0].Slots != 5) {
-		t.Errorf("users %+v", users)
-	}
-	if beside > 3*alone+20*time.Millisecond { // a budget for a machine that is busy with other tests
-		t.Errorf("p99 of an acquire is %s beside the look, %s without", beside, alone)
-	}
+	return took, users, ninetyNinth
 }
 
 func TestUsersOfAWholeCluster_P03(t *testing.T) {
+	t.Parallel()
 	addresses := make([]string, 3)
 	servers := make([]*redistest.Server, 3)
 	for i := range servers {
@@ -1067,6 +1144,7 @@ func TestUsersOfAWholeCluster_P03(t *testing.T) {
 }
 
 func TestReleaseOfAnOperatorWhoHangsUpIsDone(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	server.Pause()
@@ -1097,6 +1175,7 @@ func TestReleaseOfAnOperatorWhoHangsUpIsDone(t *testing.T) {
 }
 
 func TestStopWaitsForLooksOfThePage(t *testing.T) {
+	t.Parallel()
 	cfg, err := loadConfig([]string{"STREAMCAP_" + operators()})
 	if err != nil {
 		t.Fatal(err)

@@ -80,18 +80,36 @@ const (
 type auditLog struct {
 	path string
 	log  zerolog.Logger
+	open func(path string) (trailFile, error)
 
-	mu     sync.Mutex
-	file   *os.File // nil: not open
-	disk   bool     // it is a regular file, not a pipe or a device
-	torn   bool     // the file ends within a line, because a write failed or a process died
-	recent [][]byte // the last auditShown lines, oldest first
+	mu   sync.Mutex
+	file trailFile // nil: not open
+	disk bool      // it is a regular file, not a pipe or a device
+	torn bool      // our last write ended within a line
+
+	// A mutex of its own, so that whoever reads does not wait for a disk.
+	recentMu sync.Mutex
+	recent   [][]byte // the last auditShown lines, oldest first
+}
+
+// trailFile is what the trail asks of an [os.File].
+type trailFile interface {
+	io.WriteCloser
+	Stat() (fs.FileInfo, error)
+	SetWriteDeadline(t time.Time) error
+	Sync() error
+}
+
+// openTrail opens the file at the path, and makes it where there is none. A pipe without a reader is an error, and not a
+// reason to wait.
+func openTrail(path string) (trailFile, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
 }
 
 // openAudit reads back the end of the trail. That the file can't be opened is said, and is an error only once there is
 // something to write: nginx is served all the same.
 func openAudit(path string, log zerolog.Logger) *auditLog {
-	a := &auditLog{path: path, log: log}
+	a := &auditLog{path: path, log: log, open: openTrail}
 	if path == "" {
 		return a
 	}
@@ -112,7 +130,7 @@ func (a *auditLog) write(entry auditEntry) error {
 	line := entry.line()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.recent = append(a.recent[max(0, len(a.recent)-auditShown+1):], line)
+	a.show(line)
 	if a.path == "" {
 		a.tell(entry, "info", nil, "an operator asked for a release")
 		return nil
@@ -132,7 +150,15 @@ func (a *auditLog) tell(entry auditEntry, level string, err error, message strin
 		Strs("ids", entry.ids).Str("result", entry.result).Err(err).Msg(message)
 }
 
-// append writes the line with one write, which O_APPEND keeps whole beside those of other processes.
+// show takes a line among those that people are shown.
+func (a *auditLog) show(line []byte) {
+	a.recentMu.Lock()
+	defer a.recentMu.Unlock()
+	a.recent = append(a.recent[max(0, len(a.recent)-auditShown+1):], line)
+}
+
+// append writes the line with one write, which O_APPEND keeps whole beside those of other processes. Where the file ends
+// within a line, because a disk was full or a process died, ours does not become a part of it.
 func (a *auditLog) append(line []byte) error {
 	if a.moved() {
 		if err := a.reopen(); err != nil {
@@ -140,7 +166,7 @@ func (a *auditLog) append(line []byte) error {
 		}
 	}
 	text := slices.Concat(line, []byte{'\n'})
-	if a.torn {
+	if a.torn || endsWithinLine(a.path) {
 		text = slices.Concat([]byte{'\n'}, text)
 	}
 	_ = a.file.SetWriteDeadline(time.Now().Add(auditPatience)) // pipes alone have one
@@ -165,13 +191,13 @@ func (a *auditLog) moved() bool {
 	return openErr != nil || thereErr != nil || !os.SameFile(open, there)
 }
 
-// reopen opens the file at the path. A pipe without a reader is an error, and not a reason to wait.
+// reopen opens what is at the path now.
 func (a *auditLog) reopen() error {
 	if a.file != nil {
 		_ = a.file.Close() // every line in it is synced
 		a.file = nil
 	}
-	file, err := os.OpenFile(a.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
+	file, err := a.open(a.path)
 	if err != nil {
 		return err
 	}
@@ -179,7 +205,7 @@ func (a *auditLog) reopen() error {
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
-	a.file, a.disk, a.torn = file, stat.Mode().IsRegular(), endsWithinLine(a.path)
+	a.file, a.disk, a.torn = file, stat.Mode().IsRegular(), false
 	if directory, err := os.Open(filepath.Dir(a.path)); err == nil {
 		_ = directory.Sync() // so that a new file's name lasts as long as its lines; not every file system can
 		_ = directory.Close()
@@ -187,9 +213,17 @@ func (a *auditLog) reopen() error {
 	return nil
 }
 
+// endsWithinLine says whether somebody's line in the file has no end, and gets none: a line that another process is
+// about to write shows page by page.
 func endsWithinLine(path string) bool {
-	tail, _ := readTail(path, 1) // a file that we may not read is taken to be whole
-	return len(tail) == 1 && tail[0] != '\n'
+	for range 10 {
+		tail, _ := readTail(path, 1) // a file that we may not read is taken to be whole
+		if len(tail) == 0 || tail[0] == '\n' {
+			return false
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return true
 }
 
 // readTail reads so many of the last bytes of a regular file. A pipe or a device gives none: reading takes away from it.
@@ -237,8 +271,8 @@ func isEntry(line []byte) bool {
 
 // entries are the last lines, newest first.
 func (a *auditLog) entries() [][]byte {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.recentMu.Lock()
+	defer a.recentMu.Unlock()
 	entries := slices.Clone(a.recent)
 	slices.Reverse(entries)
 	return entries

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"github.com/rs/zerolog"
 
 	"streamcap/slotstore"
@@ -48,6 +50,7 @@ func (s *running) releaseAll(user, reason string) {
 }
 
 func TestAuditLine(t *testing.T) {
+	t.Parallel()
 	entry := auditEntry{
 		time: time.Date(2026, 11, 30, 8, 50, 1, 20e6, time.FixedZone("", 3600)), operator: "alice", peer: "127.0.0.1",
 		user: "u\"\xff", reason: "two\nlines", ids: []string{"r1", "r2"}, result: auditReleased,
@@ -63,6 +66,7 @@ func TestAuditLine(t *testing.T) {
 }
 
 func TestEveryAttemptIsInTheFileBeforeItsAnswer_P01(t *testing.T) {
+	t.Parallel()
 	path := auditFile(t)
 	s, server := withRedis(t, operators(), "AUDIT_LOG="+path, "ADMIN_TIMEOUT=300ms")
 	s.acquire("u1", "r1", "204 held")
@@ -98,6 +102,7 @@ func TestEveryAttemptIsInTheFileBeforeItsAnswer_P01(t *testing.T) {
 }
 
 func TestRotatedFilesAreReopened(t *testing.T) {
+	t.Parallel()
 	path := auditFile(t)
 	s := start(t, operators(), "AUDIT_LOG="+path)
 	s.releaseAll("u1", "first")
@@ -131,7 +136,94 @@ func TestRotatedFilesAreReopened(t *testing.T) {
 	}
 }
 
+func TestTornLineOfAnotherProcessTakesNothingWithIt(t *testing.T) {
+	t.Parallel()
+	path := auditFile(t)
+	s := start(t, operators(), "AUDIT_LOG="+path)
+	s.releaseAll("u1", "first")
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString(`{"time":"2026-11-30T01:02:03.000Z","oper`); err != nil { // its disk was full
+		t.Fatal(err)
+	}
+	s.releaseAll("u1", "second")
+	lines := linesOf(t, path)
+	if last := lines[len(lines)-1]; len(lines) != 3 || !json.Valid([]byte(last)) || !strings.Contains(last, "second") {
+		t.Errorf("the file has\n%s", strings.Join(lines, "\n"))
+	}
+}
+
+// slowDisk is a file whose disk is done with a line when the test says so, and with what.
+type slowDisk struct {
+	trailFile
+	syncing chan chan error
+}
+
+func (d slowDisk) Sync() error {
+	done := make(chan error)
+	d.syncing <- done
+	return errors.Join(<-done, d.trailFile.Sync())
+}
+
+func TestLineIsOnDiskBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	path := auditFile(t)
+	cfg := mustLoad(t, operators(), "AUDIT_LOG="+path)
+	service := serviceOn(cfg, openStore(cfg, slotstore.Events{}))
+	var log bytes.Buffer
+	service.log = zerolog.New(&log)
+	page := newAdmin(service)
+	syncing := make(chan chan error)
+	page.audit.open = func(path string) (trailFile, error) {
+		file, err := openTrail(path)
+		return slowDisk{file, syncing}, err
+	}
+	router := chi.NewRouter()
+	router.Route("/admin", page.routes)
+	for _, c := range []struct {
+		body, result string
+		disk         error
+		status       int
+	}{
+		{`{"user":"u1","reason":"done"}`, "released", nil, 200},
+		{`{"user":"u1"}`, "refused", nil, 400},
+		{`{"user":"u1","reason":"a broken disk"}`, "released", syscall.EIO, 500},
+	} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // so that the double is opened
+			t.Fatal(err)
+		}
+		answered := make(chan *httptest.ResponseRecorder, 1)
+		go func() { answered <- releaseWith(router, c.body) }()
+		done := <-syncing
+		if lines := linesOf(t, path); len(lines) != 1 || !strings.Contains(lines[0], `"result":"`+c.result) {
+			t.Errorf("%s: while the disk works, the file has %q", c.body, lines)
+		}
+		// Whoever reads does not wait for the disk.
+		request, trail := httptest.NewRequest(http.MethodGet, "/admin/api/audit", http.NoBody), httptest.NewRecorder()
+		request.SetBasicAuth("alice", aliceToken)
+		if router.ServeHTTP(trail, request); trail.Code != http.StatusOK {
+			t.Errorf("the trail: %d", trail.Code)
+		}
+		select {
+		case response := <-answered:
+			t.Errorf("%s: answered with %d before the line is on disk", c.body, response.Code)
+		case <-time.After(20 * time.Millisecond):
+		}
+		done <- c.disk
+		if response := <-answered; response.Code != c.status {
+			t.Errorf("%s: %d %s, want %d", c.body, response.Code, response.Body, c.status)
+		}
+	}
+	if !strings.Contains(log.String(), `"reason":"a broken disk"`) || strings.Contains(log.String(), `"event":"audit","operator":"alice","peer":"192.0.2.1","user":"u1","reason":"done"`) {
+		t.Errorf("logged %s", log.String())
+	}
+}
+
 func TestTrailIsReadBackAfterARestart(t *testing.T) {
+	t.Parallel()
 	path := auditFile(t)
 	var file bytes.Buffer
 	write := func(reason string, ids ...string) {
@@ -181,6 +273,7 @@ func TestTrailIsReadBackAfterARestart(t *testing.T) {
 }
 
 func TestWithoutAFileTheTrailIsTheLog(t *testing.T) {
+	t.Parallel()
 	s := start(t, operators())
 	s.acquire("u1", "r1", "204 held")
 	s.releaseAll("u1", "why\xff")
@@ -201,6 +294,7 @@ func TestWithoutAFileTheTrailIsTheLog(t *testing.T) {
 }
 
 func TestNoLevelFiltersTheTrail(t *testing.T) {
+	t.Parallel()
 	for _, format := range []string{"json", "console"} {
 		for _, path := range []string{"", "/dev/full"} {
 			cfg, err := loadConfig([]string{"STREAMCAP_" + operators(), "STREAMCAP_AUDIT_LOG=" + path, "STREAMCAP_LOG_LEVEL=error", "STREAMCAP_LOG_FORMAT=" + format})
@@ -219,6 +313,7 @@ func TestNoLevelFiltersTheTrail(t *testing.T) {
 }
 
 func TestReleaseStandsWhereTheTrailCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "sc")
 	if err != nil {
 		t.Fatal(err)
@@ -261,6 +356,7 @@ func TestReleaseStandsWhereTheTrailCannotBeWritten(t *testing.T) {
 }
 
 func TestPipeIsWrittenAndNeverReadBack(t *testing.T) {
+	t.Parallel()
 	fifo := auditFile(t)
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
@@ -305,6 +401,7 @@ func TestPipeIsWrittenAndNeverReadBack(t *testing.T) {
 }
 
 func TestLinesOfManyWritersNeverMix(t *testing.T) {
+	t.Parallel()
 	path := auditFile(t)
 	services := []*running{start(t, operators(), "AUDIT_LOG="+path), start(t, operators(), "AUDIT_LOG="+path)}
 	const each = 150
@@ -351,6 +448,7 @@ func releaseWith(handler http.Handler, body string) *httptest.ResponseRecorder {
 }
 
 func TestHalfAReleaseIsAFailureThatNamesWhatIsDone(t *testing.T) {
+	t.Parallel()
 	cfg, err := loadConfig([]string{"STREAMCAP_" + operators()})
 	if err != nil {
 		t.Fatal(err)

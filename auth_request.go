@@ -202,20 +202,25 @@ func (a *authRequest) denied(v verdict, status int, reason, result string) verdi
 func (a *authRequest) answer(w http.ResponseWriter, v verdict) {
 	a.count(v)
 	header := w.Header()
-	header.Set("Cache-Control", "no-store")
-	header.Set(headerSlot, v.slot)
-	header.Set(headerLimit, strconv.Itoa(v.limit))
+	values := make([]string, 0, 6) // of all headers: each has one
+	set := func(name, value string) {
+		values = append(values, value)
+		header[name] = values[len(values)-1 : len(values) : len(values)]
+	}
+	set("Cache-Control", "no-store")
+	set(headerSlot, v.slot)
+	set(headerLimit, strconv.Itoa(v.limit))
 	if v.reason != "" {
-		header.Set(headerReason, v.reason)
+		set(headerReason, v.reason)
 	}
 	if v.used >= 0 {
-		header.Set(headerUsed, strconv.Itoa(v.used))
+		set(headerUsed, strconv.Itoa(v.used))
 	}
 	if v.slot == "held" {
-		header.Set(headerHeartbeatInterval, a.heartbeat)
+		set(headerHeartbeatInterval, a.heartbeat)
 	}
 	if v.retryAfter > 0 {
-		header.Set("Retry-After", strconv.FormatInt(int64((v.retryAfter+time.Second-1)/time.Second), 10))
+		set("Retry-After", strconv.FormatInt(int64((v.retryAfter+time.Second-1)/time.Second), 10))
 	}
 	w.WriteHeader(v.status)
 }

@@ -413,12 +413,12 @@ func TestDenialsOfOneUserAreOneLineASecond(t *testing.T) {
 	}
 }
 
-// leaves sends an acquire, waits until it waits for Redis, and hangs up.
-func (s *running) leaves(waiting func() bool, user, id string) {
+// leaves sends a request for a slot, waits until it waits for Redis, and hangs up.
+func (s *running) leaves(path string, waiting func() bool, user, id string) {
 	s.Helper()
 	ctx, hangUp := context.WithCancel(s.Context())
 	defer hangUp()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/acquire", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, http.NoBody)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -429,10 +429,10 @@ func (s *running) leaves(waiting func() bool, user, id string) {
 		defer close(gone)
 		if response, err := s.client.Do(request); err == nil {
 			_ = response.Body.Close()
-			s.Error("the acquire was answered before its client left")
+			s.Error("it was answered before its client left")
 		}
 	}()
-	eventually(s.T, "the acquire waits", waiting)
+	eventually(s.T, "it waits", waiting)
 	hangUp()
 	<-gone
 }
@@ -442,14 +442,14 @@ func TestClientThatLeavesLeavesNoSlot(t *testing.T) {
 	s.acquire("u1", "long", "204 held")
 	server.Pause()
 	waiting := func() bool { return server.Waiting("acquire") > 0 }
-	s.leaves(waiting, "u1", "first")
+	s.leaves("/acquire", waiting, "u1", "first")
 	server.Unpause()
 	eventually(t, "the first acquire of an id is undone", func() bool {
 		return server.Client.ZCard(t.Context(), "streamcap:{u1}:slots").Val() == 1
 	})
 	s.acquire("u1", "running", "204 held")
 	server.Pause()
-	s.leaves(waiting, "u1", "running")
+	s.leaves("/acquire", waiting, "u1", "running")
 	server.Unpause()
 	s.acquire("u1", "after", "204 held") // the acquire role has answered the one before
 	s.heartbeat("u1", "running", "204")
@@ -501,7 +501,7 @@ func TestAbortedReloadsDoNotEatTheCap_A10(t *testing.T) {
 	s, server := withRedis(t)
 	server.Pause()
 	for n := range 5 {
-		s.leaves(func() bool { return server.Waiting("acquire") > 0 }, "u1", fmt.Sprint("reload", n))
+		s.leaves("/acquire", func() bool { return server.Waiting("acquire") > 0 }, "u1", fmt.Sprint("reload", n))
 	}
 	server.Unpause()
 	eventually(t, "the user can stream again at limit 1", func() bool {

@@ -319,8 +319,10 @@ func TestHundredConnectionsWithoutHelloAndClient_D05(t *testing.T) {
 		t.Error("these were not a hundred connections")
 	}
 	for _, level := range []string{"error", "warn"} {
-		if lines := s.log.find("level", level); len(lines) > 0 {
-			t.Errorf("%d lines of level %s, as %v", len(lines), level, lines[0])
+		for _, line := range s.log.find("level", level) {
+			if line["role"] != slotstore.RoleAdmin { // its sample goes on meanwhile, and may be cut again when it is tried again
+				t.Errorf("a line of level %s: %v", level, line)
+			}
 		}
 	}
 }

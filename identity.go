@@ -26,6 +26,14 @@ const (
 	headerReleased          = "X-Stream-Released"
 )
 
+// publicHeaders are those that the public listener's handlers read.
+//
+//nolint:gochecknoglobals // a constant list
+var publicHeaders = []string{
+	headerUser, headerRequestID, headerPlan, headerLimit, headerOriginalMethod, headerOriginalURI, headerRealIP, headerUserAgent,
+	"Authorization", "Content-Type",
+}
+
 const asciiSpace = " \t\n\v\f\r"
 
 // one is the value of a header that came once; a header that came twice counts as missing.

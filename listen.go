@@ -33,11 +33,27 @@ func listenPacket(ctx context.Context, address listenAddress, mode os.FileMode) 
 	if err != nil {
 		return nil, err
 	}
-	if buffered, ok := conn.(interface{ SetReadBuffer(bytes int) error }); ok {
-		// The kernel gives what it may; what does not fit into the buffer is left to the TTL.
-		_ = buffered.SetReadBuffer(8 << 20)
-	}
+	growBuffer(conn)
 	return conn, chmod(address, mode)
+}
+
+// growBuffer asks for room for some thousand datagrams, beyond net.core.rmem_max where the process may (CAP_NET_ADMIN). The
+// kernel gives what it does; what does not fit is left to the TTL.
+func growBuffer(conn net.PacketConn) {
+	const room = 8 << 20
+	sock, ok := conn.(syscall.Conn)
+	if !ok {
+		return
+	}
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUFFORCE, room) != nil {
+			_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, room)
+		}
+	})
 }
 
 func removeStale(ctx context.Context, address listenAddress) error {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"streamcap/leanhttp"
 	"streamcap/slotstore"
 )
 
@@ -146,6 +148,7 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 		}
 	}
 
+	defer runtime.KeepAlive(collectSeldom())
 	service := newService(cfg, log)
 	started := log.Info().Str("event", "started").Str("version", buildVersion()).Str("store", storeName(cfg)).
 		Stringer("redis", cfg.Redis).Str("prefix", cfg.KeyPrefix).Str("listen", bound(listener.Addr())).Str("admin_listen", bound(adminListener.Addr()))
@@ -155,6 +158,7 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 	defer stopSettling()
 	working.Go(func() { service.unsettled.run(settling) })
 	working.Go(func() { service.sample(settling) })
+	endNginxLog := func() {}
 	if nginxConn != nil {
 		started.Str("nginx_log_listen", bound(nginxConn.LocalAddr()))
 		nginxLog := &nginxLog{
@@ -162,8 +166,9 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 			bad: throttle{every: time.Minute},
 		}
 		working.Go(nginxLog.run)
+		endNginxLog = nginxLog.end
 	}
-	public := newServer(service.publicHandler(), log)
+	public := newPublicServer(service.publicHandler(), log)
 	admin := newServer(service.adminHandler(), log)
 	serving := make(chan error, 2)
 	go func() { serving <- public.Serve(listener) }()
@@ -181,13 +186,11 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 		grace, cancel := context.WithTimeout(ctx, stopGrace)
 		defer cancel()
 		shutdown(grace, public, admin)
-		if nginxConn != nil {
-			_ = nginxConn.Close() // what it has read is released all the same
-		}
+		endNginxLog()
 		stopSettling()
 		working.Wait()
 		service.looking.Wait()
-		service.unsettled.settle(grace)
+		service.unsettled.end() //nolint:contextcheck // the grace may be over
 		stopped <- service.store.Close()
 	}()
 	select {
@@ -202,6 +205,17 @@ func serve(cfg config, log zerolog.Logger, signals <-chan os.Signal) error {
 	}
 }
 
+// collectSeldom has the garbage collector run seldom while there is little in memory, where it would run dozens of times a
+// second at full load, and early where the embedded store holds much. GOGC, where it is set, stays. What it returns counts as
+// memory for as long as it lives, but is never touched and takes none.
+func collectSeldom() (ballast []byte) {
+	const byDefault, early = 100, 50
+	if set := debug.SetGCPercent(early); set != byDefault {
+		debug.SetGCPercent(set)
+	}
+	return make([]byte, 32<<20)
+}
+
 const (
 	// stopGrace is how long what is under way may take to end.
 	stopGrace = 5 * time.Second
@@ -209,7 +223,11 @@ const (
 	stopRest = time.Second
 )
 
-func shutdown(ctx context.Context, servers ...*http.Server) {
+func shutdown(ctx context.Context, servers ...interface {
+	Shutdown(ctx context.Context) error
+	Close() error
+},
+) {
 	var stopping sync.WaitGroup
 	for _, server := range servers {
 		stopping.Go(func() {
@@ -219,6 +237,11 @@ func shutdown(ctx context.Context, servers ...*http.Server) {
 		})
 	}
 	stopping.Wait()
+}
+
+// newPublicServer is for what nginx and backends ask.
+func newPublicServer(handler http.Handler, log zerolog.Logger) *leanhttp.Server {
+	return &leanhttp.Server{Server: newServer(handler, log), Reads: publicHeaders}
 }
 
 // newServer sets the timeouts that net/http leaves off. Idle connections outlive nginx's 60 s and 75 s and the 90 s of

@@ -4,11 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"flag"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +24,20 @@ import (
 	"streamcap/slotstore"
 	"streamcap/slotstore/redistest"
 )
+
+// TestMain runs more tests at once than there are cores: those that may run at once wait more than they work, for a
+// clock, a browser or a Redis.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
 
 // running is streamcap as run runs it, on ports of its own.
 type running struct {
@@ -106,6 +123,14 @@ func (s *running) warnsOnce(field, value string) {
 // start runs the service with these settings (NAME=value, without the prefix); it is stopped with the test.
 func start(t *testing.T, settings ...string) *running {
 	t.Helper()
+	return starts(t, func(environ []string, stderr io.Writer, signals <-chan os.Signal) int {
+		return run(nil, environ, io.Discard, stderr, signals)
+	}, settings...)
+}
+
+// starts is start for a program that is run in another way.
+func starts(t *testing.T, program func(environ []string, stderr io.Writer, signals <-chan os.Signal) int, settings ...string) *running {
+	t.Helper()
 	s := &running{
 		T: t, signals: make(chan os.Signal, 2), exited: make(chan int, 1), log: &logLines{more: make(chan struct{})},
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}},
@@ -121,7 +146,7 @@ func start(t *testing.T, settings ...string) *running {
 		s.log.read(r)
 	}()
 	go func() {
-		code := run(nil, environ, io.Discard, w, s.signals)
+		code := program(environ, w, s.signals)
 		_ = w.Close()
 		<-reading
 		s.exited <- code
@@ -149,10 +174,16 @@ func withRedis(t *testing.T, settings ...string) (*running, *redistest.Server) {
 		"REDIS_URL=unix://" + server.Socket, "ACQUIRE_TIMEOUT=10s", "HEARTBEAT_TIMEOUT=10s", "RELEASE_TIMEOUT=10s",
 	}
 	s := start(t, append(patient, settings...)...)
-	for _, role := range slotstore.Roles {
-		s.tested(role, "") // they take slots of their own
-	}
+	s.allTested()
 	return s, server
+}
+
+// allTested waits for the roles' self-tests, which take slots of their own.
+func (s *running) allTested() {
+	s.Helper()
+	for _, role := range slotstore.Roles {
+		s.tested(role, "")
+	}
 }
 
 // eachStore runs a test with each store behind the service.
@@ -285,6 +316,7 @@ func TestStopFinishesWhatIsUnderWay_G01(t *testing.T) {
 	server := redistest.Start(t)
 	s := start(t, "REDIS_URL=unix://"+server.Socket, "ACQUIRE_TIMEOUT=10s")
 	s.acquire("u0", "warm", "204 held")
+	s.allTested()
 	server.Pause()
 	answered := make(chan string, 1)
 	go func() {
@@ -315,6 +347,7 @@ func TestStopIsBoundedWhereRedisHangs_G01(t *testing.T) {
 	server := redistest.Start(t)
 	s := start(t, "REDIS_URL=unix://"+server.Socket, "ACQUIRE_TIMEOUT=60s")
 	s.acquire("u0", "warm", "204 held")
+	s.allTested()
 	server.Pause()
 	left := make(chan struct{})
 	go func() {
@@ -342,10 +375,28 @@ func TestStopIsBoundedWhereRedisHangs_G01(t *testing.T) {
 	s.exited <- exitOK
 }
 
+func TestStopSendsKeptReleasesOnceMoreWhateverTheBreakerSays_R05(t *testing.T) {
+	s, server := withRedis(t, "RELEASE_TIMEOUT=50ms")
+	s.acquire("u1", "r1", "204 held")
+	server.Pause()
+	s.wants("202 timeout", s.do("POST", "/release", "", "X-User-Id: u1", "X-Request-Id: r1"))
+	s.event("redis_circuit_open")
+	server.Unpause()
+	s.signals <- syscall.SIGTERM
+	if code := <-s.exited; code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	if n := server.Client.Exists(t.Context(), "streamcap:{u1}:slots").Val(); n != 0 {
+		t.Error("the slot is held still")
+	}
+	s.exited <- exitOK
+}
+
 func TestSecondSignalEndsAtOnce_G01(t *testing.T) {
 	server := redistest.Start(t)
 	s := start(t, "REDIS_URL=unix://"+server.Socket, "ACQUIRE_TIMEOUT=30s")
 	s.acquire("u0", "warm", "204 held")
+	s.allTested()
 	server.Pause()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 	if err != nil {
@@ -447,7 +498,7 @@ func TestIdleConnectionOutlivesNginxAndPools_N16(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := mustLoad(t)
 		store := openStore(cfg, slotstore.Events{})
-		server := newServer(serviceOn(cfg, store).publicHandler(), zerolog.Nop())
+		server := newPublicServer(serviceOn(cfg, store).publicHandler(), zerolog.Nop())
 		listener := pipeListener{make(chan net.Conn)}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()

@@ -2,9 +2,11 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strconv"
@@ -26,6 +28,7 @@ func (s *running) scrape() map[string]float64 {
 	if err != nil {
 		s.Fatal(err)
 	}
+	request.Header.Set("Accept-Encoding", "identity") // to compress is a third of a scrape's work
 	response, err := s.client.Do(request)
 	if err != nil {
 		s.Fatal(err)
@@ -64,6 +67,7 @@ func ofOurs(all map[string]float64) map[string]float64 {
 }
 
 func TestEveryMetricIsThereFromTheFirstScrape(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	first := s.scrape()
 	want := []string{"streamcap_expired_total", "streamcap_degraded", "streamcap_nginx_log_bad_total", "streamcap_user_slots_max", "streamcap_slots_live", "streamcap_oldest_slot_seconds"}
@@ -140,7 +144,7 @@ func TestEachAnswerHasItsCounter_M04_A11_A12(t *testing.T) {
 
 	server.Pause()
 	requests++
-	s.leaves(func() bool { return server.Waiting("acquire") == 1 }, "u1", "left")
+	s.leaves("/acquire", func() bool { return server.Waiting("acquire") == 1 }, "u1", "left")
 	server.Unpause()
 	eventually(t, "the client that left is counted", func() bool {
 		now := s.scrape()
@@ -189,6 +193,7 @@ func TestEachAnswerHasItsCounter_M04_A11_A12(t *testing.T) {
 }
 
 func TestPolicyHasItsCounter_M04(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name            string
 		settings        []string
@@ -235,7 +240,8 @@ func TestPolicyHasItsCounter_M04(t *testing.T) {
 }
 
 func TestLocalDecisionsStayVisible(t *testing.T) {
-	service := newService(mustLoad(t, "ON_STORE_FAILURE=local", "REDIS_URL=redis://127.0.0.1:1"), zerolog.Nop())
+	t.Parallel()
+	service := newService(mustLoad(t, "ON_STORE_FAILURE=local", "REDIS_URL=redis://127.0.0.1:1", "ACQUIRE_TIMEOUT=10s"), zerolog.Nop())
 	t.Cleanup(func() { service.store.Close() })
 	handler := service.publicHandler()
 	answerTo(handler, "X-User-Id: u1", "X-Request-Id: r1")
@@ -247,22 +253,86 @@ func TestLocalDecisionsStayVisible(t *testing.T) {
 	}
 }
 
-func TestSeriesStayTheSameWhateverUsersSend_M01(t *testing.T) {
+// strangersStore answers each acquire in another way, and knows no slot.
+type strangersStore struct {
+	slotstore.Store
+	asked *int
+}
+
+func (s strangersStore) Acquire(context.Context, slotstore.Request) (slotstore.Decision, error) {
+	*s.asked++
+	switch *s.asked % 4 {
+	case 0:
+		return slotstore.Decision{Outcome: slotstore.Granted, Used: 1}, nil
+	case 1:
+		return slotstore.Decision{Outcome: slotstore.Renewed, Used: 2}, nil
+	case 2:
+		return failsWith(slotstore.WrongType)()
+	}
+	return slotstore.Decision{Used: 2}, nil
+}
+
+func (strangersStore) Heartbeat(_ context.Context, ids ...slotstore.ID) (slotstore.Beats, error) {
+	gone := make([]slotstore.Gone, len(ids))
+	for i, id := range ids {
+		gone[i].ID = id
+	}
+	return slotstore.Beats{Gone: gone}, nil
+}
+
+func (strangersStore) Release(_ context.Context, ids ...slotstore.ID) (slotstore.Releases, error) {
+	return slotstore.Releases{Absent: len(ids)}, nil
+}
+
+func TestSeriesAndMemoryStayTheSameWhateverUsersSend_M01(t *testing.T) {
 	s := start(t, "DEFAULT_LIMIT=2")
 	before := ofOurs(s.scrape())
-	handler := serviceOn(mustLoad(t), answeringStore{acquire: func() (slotstore.Decision, error) { return slotstore.Decision{}, nil }})
-	public := handler.publicHandler()
-	for n := range 100_000 {
-		answerTo(public, fmt.Sprintf("X-User-Id: u\xff%d", n), fmt.Sprint("X-Request-Id: r", n), fmt.Sprint("X-Plan: p", n), fmt.Sprint("X-Original-Method: M", n))
-	}
-	after := ofOurs(series(t, answerTo(handler.metrics.handler()).Body))
 	for range 3 {
 		s.do("FOO", "/any/path", "", "X-User-Id: \xff")
 	}
 	if got := ofOurs(s.scrape()); len(got) != len(before) {
 		t.Errorf("%d series, %d before", len(got), len(before))
 	}
-	for name := range after {
+
+	service := serviceOn(mustLoad(t), strangersStore{Store: openStore(mustLoad(t), slotstore.Events{}), asked: new(int)})
+	public, scrape := service.publicHandler(), service.metrics.handler()
+	post := func(path, user, id string) {
+		request := httptest.NewRequest(http.MethodPost, path, http.NoBody)
+		request.Header[headerUser], request.Header[headerRequestID] = []string{user}, []string{id}
+		public.ServeHTTP(httptest.NewRecorder(), request)
+	}
+	const known, strangers = 20_000, 100_000 // twice what any table remembers, and the rest
+	var held, full [2]uint64                 // bytes and series
+	measure := func() [2]uint64 {
+		answer := answerTo(scrape).Body.String()
+		runtime.GC()
+		runtime.GC() // what pools held goes with the second
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		return [2]uint64{memory.HeapAlloc, uint64(strings.Count(answer, "\n"))}
+	}
+	for n := range strangers {
+		user, id := fmt.Sprintf("u\xff%d", n), fmt.Sprint("r", n)
+		answerTo(public, "X-User-Id: "+user, "X-Request-Id: "+id, fmt.Sprint("X-Plan: p", n), fmt.Sprint("X-Original-Method: M", n))
+		switch n % 8 {
+		case 0:
+			post("/heartbeat", user, id)
+		case 4:
+			post("/release", user, id)
+		}
+		if n == known {
+			held = measure()
+		}
+	}
+	full = measure()
+	t.Logf("after %d users %d bytes and %d lines, after %d users %d bytes and %d lines", known, held[0], held[1], strangers, full[0], full[1])
+	if full[1] != held[1] {
+		t.Errorf("/metrics has %d lines, %d before", full[1], held[1])
+	}
+	if full[0] > held[0]+1<<20 {
+		t.Errorf("the heap has %d bytes, %d before: something remembers every user", full[0], held[0])
+	}
+	for name := range ofOurs(series(t, answerTo(scrape).Body)) {
 		if _, known := before[name]; !known && !strings.HasPrefix(name, "streamcap_breaker_open") {
 			t.Errorf("a new series: %s", name)
 		}
@@ -270,6 +340,7 @@ func TestSeriesStayTheSameWhateverUsersSend_M01(t *testing.T) {
 }
 
 func TestSampleIsShownWithinSeconds_M03(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	url := "REDIS_URL=unix://" + server.Socket
 	seed := start(t, url, "DEFAULT_LIMIT=9", "ACQUIRE_TIMEOUT=10s")
@@ -287,6 +358,7 @@ func TestSampleIsShownWithinSeconds_M03(t *testing.T) {
 }
 
 func TestMetricsNeverWaitForRedis(t *testing.T) {
+	t.Parallel()
 	s, server := impatientService(t, "ADMIN_TIMEOUT=30s")
 	server.Signal(syscall.SIGSTOP)
 	for n := range 6 {
@@ -304,6 +376,7 @@ func TestMetricsNeverWaitForRedis(t *testing.T) {
 }
 
 func TestBusiestUserOfTheLastFullMinute(t *testing.T) {
+	t.Parallel()
 	var b busiest
 	at := func(s int) time.Time { return time.Unix(1_800_000_000/60*60+int64(s), 0) }
 	b.saw(at(0), 3)

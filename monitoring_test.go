@@ -65,6 +65,7 @@ func exported(t *testing.T) map[string]map[string][]string {
 var ofScraping = []string{"job", "instance", "up"}
 
 func TestDashboardAlertsAndRunbookNameWhatIsExported(t *testing.T) {
+	t.Parallel()
 	all := exported(t)
 	metric := regexp.MustCompile(`\b(streamcap_[a-z_]+[a-z])(?:\{([^{}]*)\})?|\b([a-z_]+)\{([^{}]*)\}`)
 	matcher := regexp.MustCompile(`(\w+)(=~|!~|!=|=)"([^"]*)"`)
@@ -155,6 +156,7 @@ func (d grafanaDashboard) expressions() map[string]string {
 }
 
 func TestDashboardFitsEveryGrafana(t *testing.T) {
+	t.Parallel()
 	d := dashboard(t)
 	if d.UID != "" || d.ID != nil {
 		t.Error("its uid or id is fixed: it would take the place of another dashboard")
@@ -202,6 +204,7 @@ func anchors(text string) []string {
 }
 
 func TestEveryAlertSaysWhatToDo(t *testing.T) {
+	t.Parallel()
 	runbook := readText(t, runbookFile)
 	places := anchors(runbook)
 	alerts := strings.Split(readText(t, rulesFile), "- alert: ")[1:]
@@ -233,6 +236,7 @@ func TestEveryAlertSaysWhatToDo(t *testing.T) {
 }
 
 func TestRunbookNamesWhatIsThere(t *testing.T) {
+	t.Parallel()
 	runbook := readText(t, runbookFile)
 	var code strings.Builder
 	sources, err := filepath.Glob("*.go")
@@ -402,6 +406,7 @@ const (
 // The incident: a deploy sends SIGKILL to everything while 57 streams run, and nobody says goodbye. Redis's clock stands
 // still but for a second from scrape to scrape, so that a TTL of 120 s is one, and the sample is made once a minute.
 func TestIncidentIsSeenAndHeals_E07(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		kill    int // second; samples are made at 0, 61, 122, …
@@ -471,6 +476,9 @@ func replay(t *testing.T, kill int, sidecar bool) tape {
 		})
 		var now map[string]float64
 		eventually(t, "the sidecar shows it", func() bool {
+			if now != nil {
+				time.Sleep(50 * time.Millisecond) // it looks each two seconds
+			}
 			now = s.scrape()
 			return now["streamcap_slots_live"] == sample.Num
 		})
@@ -510,6 +518,7 @@ func replay(t *testing.T, kill int, sidecar bool) tape {
 }
 
 func TestAlertsFireOnRealTrouble_N27_H09_F18_A11_A12(t *testing.T) {
+	t.Parallel()
 	locked := redistest.Start(t, "--requirepass", "secret")
 	several := func(n int, do func()) {
 		for range n {
@@ -584,6 +593,7 @@ func TestAlertsFireOnRealTrouble_N27_H09_F18_A11_A12(t *testing.T) {
 
 // A panel whose query is wrong is as empty as one of a service that is well.
 func TestEachPanelShowsWhatWasScraped(t *testing.T) {
+	t.Parallel()
 	s, server := withRedis(t)
 	server.Client.Set(t.Context(), "streamcap:{full}:slots", "somebody else's", 0)
 	seen := tape{every: 15 * time.Second}

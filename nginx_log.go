@@ -5,18 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/leodido/go-syslog/v4"
 	"github.com/leodido/go-syslog/v4/rfc3164"
 	"github.com/rs/zerolog"
 	"github.com/tidwall/gjson"
 
+	"streamcap/rawconn"
 	"streamcap/slotstore"
 )
 
-// nginxLog releases the slot of each request that nginx says has ended. One goroutine only reads, so that the socket's
-// buffer stays empty; another releases what has come since it last did.
+// nginxLog releases the slot of each request that nginx says has ended. One goroutine only reads, so that the socket has
+// room; another releases what has come since it last did.
 type nginxLog struct {
 	conn      net.PacketConn
 	store     slotstore.Store
@@ -32,13 +35,18 @@ const (
 	datagramMost = 64 << 10
 	// nginxLogQueue is how many releases wait for the store at the most. What is over it is left to the TTL.
 	nginxLogQueue = 65_536
-	// nginxLogBatch is how many are released at once.
+	// nginxLogBatch is how many are read before they are handed on.
 	nginxLogBatch = 500
+	// nginxLogPause lets lines gather in the socket, which has room for hundreds: a user who starts her next stream takes longer.
+	nginxLogPause = time.Millisecond
+	// nginxLogDrain is how long reading goes on at the end, many times what a full socket takes.
+	nginxLogDrain = 250 * time.Millisecond
 )
 
-// run reads until the connection is closed, and then releases what it has read.
+// run reads until end, and then releases what it has read.
 func (n *nginxLog) run() {
-	ended := make(chan slotstore.ID, nginxLogQueue)
+	defer n.conn.Close() //nolint:errcheck // nobody reads from it any more
+	ended := make(chan []slotstore.ID, 1)
 	var releasing sync.WaitGroup
 	releasing.Go(func() { n.release(ended) })
 	n.read(ended)
@@ -46,32 +54,51 @@ func (n *nginxLog) run() {
 	releasing.Wait()
 }
 
-func (n *nginxLog) read(ended chan<- slotstore.ID) {
+// end has run read what stands in the socket, and end.
+func (n *nginxLog) end() { _ = n.conn.SetReadDeadline(time.Now().Add(nginxLogDrain)) }
+
+// read hands on what has ended, with what nobody has taken since the last time.
+func (n *nginxLog) read(ended chan []slotstore.ID) {
 	parser := rfc3164.NewParser(rfc3164.WithBestEffort())
-	buffer := make([]byte, datagramMost)
+	datagrams := rawconn.NewDatagrams(n.conn, datagramMost)
 	for {
-		size, _, err := n.conn.ReadFrom(buffer)
-		if errors.Is(err, net.ErrClosed) {
+		var ids []slotstore.ID
+		lines := 0
+		err := datagrams.Read(func(datagram []byte) bool {
+			if id, err := parseEnd(parser, datagram); err == nil {
+				ids = append(ids, id)
+			} else if !errors.Is(err, errNothingToRelease) {
+				n.mistake(err)
+			}
+			lines++
+			return lines == nginxLogBatch
+		})
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		var id slotstore.ID
-		if err == nil {
-			id, err = parseEnd(parser, buffer[:size])
+		if err != nil {
+			n.mistake(err)
 		}
-		switch {
-		case errors.Is(err, errNothingToRelease):
-		case err != nil:
-			n.metrics.nginxLogBad.Inc()
-			if count, ok := n.bad.allow(""); ok {
-				n.log.Warn().Err(err).Int("count", count).Msg("an end-of-request line can't be read; is nginx's log_format the one of nginx.conf.example?")
-			}
+		select {
+		case waiting := <-ended:
+			ids = append(waiting, ids...)
 		default:
-			select {
-			case ended <- id:
-			default: // its slot expires by itself
-				n.metrics.shed.add(slotstore.RoleRelease, 1)
-			}
 		}
+		if over := len(ids) - nginxLogQueue; over > 0 { // their slots expire by themselves
+			n.metrics.shed.add(slotstore.RoleRelease, over)
+			ids = ids[:nginxLogQueue]
+		}
+		ended <- ids
+		if lines < nginxLogBatch {
+			time.Sleep(nginxLogPause)
+		}
+	}
+}
+
+func (n *nginxLog) mistake(err error) {
+	n.metrics.nginxLogBad.Inc()
+	if count, ok := n.bad.allow(""); ok {
+		n.log.Warn().Err(err).Int("count", count).Msg("an end-of-request line can't be read; is nginx's log_format the one of nginx.conf.example?")
 	}
 }
 
@@ -99,22 +126,9 @@ func parseEnd(parser syslog.Machine, datagram []byte) (slotstore.ID, error) {
 	return id, err
 }
 
-func (n *nginxLog) release(ended <-chan slotstore.ID) {
-	batch := make([]slotstore.ID, 0, nginxLogBatch)
-	for id := range ended {
-		batch = append(batch[:0], id)
-		for more := true; more && len(batch) < nginxLogBatch; {
-			select {
-			case id, ok := <-ended:
-				if ok {
-					batch = append(batch, id)
-				}
-				more = ok
-			default:
-				more = false
-			}
-		}
-		done, err := n.store.Release(context.Background(), batch...)
+func (n *nginxLog) release(ended <-chan []slotstore.ID) {
+	for ids := range ended {
+		done, err := n.store.Release(context.Background(), ids...)
 		n.metrics.released(sourceNginx, done)
 		if err != nil {
 			n.unsettled.keepReleases(sourceNginx, done.Unrecorded)

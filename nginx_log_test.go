@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/leodido/go-syslog/v4/rfc3164"
@@ -142,4 +143,24 @@ func FuzzEndLine(f *testing.F) {
 			t.Errorf("%q names %q, which is %q, %v", datagram, id, again, err)
 		}
 	})
+}
+
+// A restart under load: nginx has told of each end, and no user is to wait for a TTL.
+func TestStopReleasesWhatStandsInTheSocket_G03(t *testing.T) {
+	s, server := withRedis(t, "DEFAULT_LIMIT=-1")
+	const streams = 500 // fewer than any socket has room for
+	for n := range streams {
+		s.acquire("u1", fmt.Sprint("r", n), "204 held")
+	}
+	for n := range streams {
+		s.ends(fmt.Sprintf(endLine, "u1", fmt.Sprint("r", n)))
+	}
+	s.signals <- syscall.SIGTERM
+	if code := <-s.exited; code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	s.exited <- exitOK
+	if left := server.Client.ZCard(t.Context(), "streamcap:{u1}:slots").Val(); left != 0 {
+		t.Errorf("%d slots are left", left)
+	}
 }

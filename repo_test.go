@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -90,6 +91,7 @@ var acquireHeaders = []string{
 }
 
 func TestNginxExamplesSetEveryHeaderOfAcquire_N14(t *testing.T) {
+	t.Parallel()
 	code := headersOfTheCode(t)
 	for _, header := range acquireHeaders {
 		if !code[header] {
@@ -125,6 +127,7 @@ func TestNginxExamplesSetEveryHeaderOfAcquire_N14(t *testing.T) {
 }
 
 func TestNginxExamplesNameOurHeaders(t *testing.T) {
+	t.Parallel()
 	code := headersOfTheCode(t)
 	answers := regexp.MustCompile(`\$upstream_http_((?:x_stream|retry)_[a-z_]*[a-z])`)
 	sets := regexp.MustCompile(`(?m)^\s*proxy_set_header\s+(X-(?:User|Request|Plan|Stream|Original)[A-Za-z-]*)\s`)
@@ -163,6 +166,7 @@ func isSetting(name string) bool {
 }
 
 func TestSettingsThatAreWrittenDownExist(t *testing.T) {
+	t.Parallel()
 	files := []string{"README.md", "docker-compose.yml", "Dockerfile", "demo"}
 	deployed := filesUnder(t, "deploy")
 	if !slices.ContainsFunc(deployed, func(file string) bool { return strings.HasSuffix(file, ".service") }) {
@@ -186,6 +190,7 @@ func TestSettingsThatAreWrittenDownExist(t *testing.T) {
 // `default` | what it does |. A setting without a default says what happens
 // then, without a code span of a value that it hasn't.
 func TestReadmeTableIsTheSettings(t *testing.T) {
+	t.Parallel()
 	row := regexp.MustCompile("(?m)^\\| *`STREAMCAP_([A-Z_]+)` *\\| *([^|]*?) *\\| *([^|]*?) *\\|")
 	rows := row.FindAllStringSubmatch(readText(t, "README.md"), -1)
 	var order []string
@@ -220,6 +225,7 @@ func TestReadmeTableIsTheSettings(t *testing.T) {
 }
 
 func TestSlotstoreImportsNothingOfItsCallers(t *testing.T) {
+	t.Parallel()
 	forbidden := []string{"net/http", "github.com/go-chi", "github.com/rs/zerolog", "github.com/prometheus", "github.com/caarlos0/env", "expvar"}
 	sources := filesUnder(t, "slotstore", ".go")
 	if len(sources) == 0 {
@@ -243,6 +249,20 @@ func TestSlotstoreImportsNothingOfItsCallers(t *testing.T) {
 	}
 }
 
+func TestImageIsBuiltFromEveryPackage(t *testing.T) {
+	t.Parallel()
+	listed, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".", "./e2e/backend/go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	let := strings.Fields(readText(t, ".dockerignore"))
+	for path := range strings.FieldsSeq(string(listed)) {
+		if directory, ours := strings.CutPrefix(path, "streamcap/"); ours && !slices.Contains(let, "!"+directory) {
+			t.Errorf(".dockerignore keeps %s out of the image", directory)
+		}
+	}
+}
+
 // provenCases are known ways for such a service to break, by the ids that the
 // names of their tests carry.
 var provenCases = strings.Fields(`
@@ -251,8 +271,8 @@ var provenCases = strings.Fields(`
 	R01 R04 R05 R06
 	E01 E02 E04 E06 E07
 	N01 N03 N04 N05 N06 N08 N09 N10 N13 N14 N15 N16 N17 N18 N19 N24 N25 N27
-	F01 F02 F04 F05 F06 F08 F11 F12 F13 F14 F15 F18 F19
-	D04 D06 D10 D11
+	F01 F02 F03 F04 F05 F06 F08 F11 F12 F13 F14 F15 F18 F19
+	D01 D03 D04 D05 D06 D10 D11
 	C01 C02 C04 C06 C07 C09
 	S01 S02 S03 S04 S09
 	P01 P03 P04 P06 P07
@@ -263,6 +283,7 @@ var provenCases = strings.Fields(`
 // A case is proven by a Go test with _A01 in its name, by a bats test with the
 // word A01 in its, or by a step of the compose test that says so.
 func TestEveryCaseIsProven(t *testing.T) {
+	t.Parallel()
 	var names []string
 	goTest := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	batsTest := regexp.MustCompile(`(?m)^@test (.+) \{$`)

@@ -87,13 +87,7 @@ func (s *service) publicHandler() http.Handler {
 		caller: slotCaller{methods: []string{"POST", "PUT", "DELETE"}, token: s.cfg.BackendToken},
 	}
 	health := &health{store: s.store, storeName: storeName(s.cfg)}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength != 0 {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // net/http's own connections have one
-			// A body that nobody reads is never waited for: net/http would read it before it answers on a connection that
-			// lives on.
-			w.Header().Set("Connection", "close")
-		}
+	return boundBody(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch strings.TrimRight(r.URL.Path, "/") {
 		case "/acquire":
 			acquire.ServeHTTP(w, r)
@@ -106,15 +100,30 @@ func (s *service) publicHandler() http.Handler {
 		default:
 			problem{http.StatusNotFound, "there is /acquire, /heartbeat, /release and /healthz"}.write(w)
 		}
+	}))
+}
+
+// boundBody has no connection wait for a body that does not come: net/http reads one that nobody wants before it answers
+// on a connection that lives on. Who wants one has [bodyTimeout] for it.
+func boundBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // net/http's own connections have one
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 
 // adminHandler serves people and Prometheus. Without operators there is nothing to sign in to.
 func (s *service) adminHandler() http.Handler {
 	router := chi.NewRouter()
-	router.NotFound(func(w http.ResponseWriter, _ *http.Request) {
+	router.Use(boundBody)
+	nothing := func(w http.ResponseWriter, _ *http.Request) {
 		problem{http.StatusNotFound, "there is /metrics and /healthz, and with STREAMCAP_ADMIN_USERS also /admin/"}.write(w)
-	})
+	}
+	router.NotFound(nothing)
+	router.MethodNotAllowed(nothing) // of methods that chi doesn't know; all others are the handlers' affair
 	router.Handle("/metrics", s.metrics.handler())
 	router.Handle("/healthz", &health{store: s.store, storeName: storeName(s.cfg)})
 	if len(s.cfg.AdminUsers) > 0 {

@@ -46,7 +46,8 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	beats, err := h.store.Heartbeat(context.WithoutCancel(r.Context()), ids...)
 
 	h.metrics.beats(beats)
-	if len(beats.Gone) > 0 {
+	// A caller that hung up may have given the slot back meanwhile.
+	if len(beats.Gone) > 0 && !clientLeft(r) {
 		if count, ok := h.gone.allow(""); ok {
 			h.log.Warn().Str("user", beats.Gone[0].User).Str("id", beats.Gone[0].Request).Int("count", count).
 				Msg("heartbeat for a slot that is not held; does the backend get nginx's own $request_id?")

@@ -4,6 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
 
 	"github.com/tidwall/gjson"
 
@@ -83,7 +87,40 @@ func parseSlot(slot gjson.Result) (slotstore.ID, error) {
 	if !slot.IsObject() || user.Exists() && user.Type != gjson.String || id.Exists() && id.Type != gjson.String {
 		return slotstore.ID{}, errors.New(`not {"user":"…","id":"…"}`)
 	}
+	if isTorn(user.Raw) {
+		return slotstore.ID{}, errTorn
+	}
 	return parseID(user.Str, id.Str)
+}
+
+var errTorn = errors.New(`half of a UTF-16 pair, as in "\ud800": it names no character`)
+
+// isTorn says whether a JSON string that is valid escapes half of a pair. Readers make U+FFFD of each of them, and so one
+// user of many.
+func isTorn(raw string) bool {
+	for {
+		i := strings.IndexByte(raw, '\\')
+		if i < 0 {
+			return false
+		}
+		if raw[i+1] != 'u' {
+			raw = raw[i+2:]
+			continue
+		}
+		unit, _ := strconv.ParseUint(raw[i+2:i+6], 16, 16)
+		raw = raw[i+6:]
+		if !utf16.IsSurrogate(rune(unit)) {
+			continue
+		}
+		if len(raw) < 6 || raw[:2] != `\u` {
+			return true
+		}
+		second, err := strconv.ParseUint(raw[2:6], 16, 16)
+		if err != nil || utf16.DecodeRune(rune(unit), rune(second)) == unicode.ReplacementChar {
+			return true
+		}
+		raw = raw[6:]
+	}
 }
 
 // appendBeats writes {"extended":n,"gone":[{"user":…,"id":…}]}.

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/rs/zerolog"
 
 	"streamcap/slotstore"
 )
@@ -165,6 +168,8 @@ func TestBadBatchIsNamedAndChangesNothing(t *testing.T) {
 		`{"slots":[` + good + `,{"user":"-","id":"r1"}]}`:                                "slots[1]: the user is missing",
 		`{"slots":[` + good + `,{"user":"a\u0000b","id":"r1"}]}`:                         "slots[1]: the user holds a control character",
 		`{"slots":[` + good + `,{"user":"a\nb","id":"r1"}]}`:                             "slots[1]: the user holds a control character",
+		`{"slots":[` + good + `,{"user":"\\\ud83d\ud800","id":"r1"}]}`:                   "slots[1]: half of a UTF-16 pair",
+		`{"slots":[` + good + `,{"user":"\udc00","id":"r1"}]}`:                           "slots[1]: half of a UTF-16 pair",
 		`{"slots":[` + good + `,{"user":"u1","id":"r 1"}]}`:                              "slots[1]: the request id holds",
 		`{"slots":[` + good + `,{"user":"` + strings.Repeat("x", 257) + `","id":"r1"}]}`: "slots[1]: the user has 257 bytes",
 		`{"slots":[` + good + `,{"user":"u1","id":"` + strings.Repeat("x", 129) + `"}]}`: "slots[1]: the request id has 129 bytes",
@@ -272,28 +277,35 @@ func TestReleaseThatRedisDidNotTakeIsKept_R05(t *testing.T) {
 }
 
 func TestCallerThatHangsUpDoesNotUndoItsRelease_R01(t *testing.T) {
-	s, server := withRedis(t)
+	s, server := withRedis(t, "RELEASE_TIMEOUT=10s")
 	s.acquire("u1", "r1", "204 held")
 	server.Pause()
-	ctx, hangUp := context.WithCancel(t.Context())
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/release", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	request.Header.Set(headerUser, "u1")
-	request.Header.Set(headerRequestID, "r1")
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		if response, err := s.client.Do(request); err == nil {
-			_ = response.Body.Close()
-		}
-	}()
-	eventually(t, "the release waits", func() bool { return server.Waiting("release") == 1 })
-	hangUp()
-	<-gone
+	s.leaves("/release", func() bool { return server.Waiting("release") == 1 }, "u1", "r1")
 	server.Unpause()
 	eventually(t, "the slot is given back", func() bool { return server.Client.Exists(t.Context(), "streamcap:{u1}:slots").Val() == 0 })
+}
+
+// A backend whose stream ends may hang up on the heartbeat that is under way, and its release may overtake that.
+func TestHeartbeatWhoseCallerHungUpIsNoMistake(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	service := newService(mustLoad(t), zerolog.New(&log))
+	t.Cleanup(func() { service.store.Close() })
+	heartbeat := func(ctx context.Context) {
+		request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/heartbeat", http.NoBody)
+		request.Header[headerUser], request.Header[headerRequestID] = []string{"u1"}, []string{"r1"}
+		service.publicHandler().ServeHTTP(httptest.NewRecorder(), request)
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	heartbeat(ctx)
+	if log.Len() > 0 {
+		t.Errorf("of a caller that hung up: %s", log.String())
+	}
+	heartbeat(t.Context())
+	if log.Len() == 0 {
+		t.Error("nothing of a caller that is there")
+	}
 }
 
 func TestHeartbeatOfAHungRedisIsQuick_H08(t *testing.T) {

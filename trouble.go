@@ -75,6 +75,14 @@ func hint(reason slotstore.Reason, redis redisConfig) string {
 		if redis.TLS != nil {
 			return "is Redis up, does this port speak TLS, and does STREAMCAP_REDIS_CA_FILE hold the CA that signed its certificate?"
 		}
+		switch {
+		case redis.Network == "unix":
+			return "is Redis up, is the path of its socket right, and may this user open it?"
+		case redis.Mode == "sentinel":
+			return "is Redis up, are its sentinels, is STREAMCAP_REDIS_SENTINEL_MASTER right, and do the ports want TLS (rediss://)?"
+		case redis.Mode == "cluster":
+			return "is Redis up, does the cluster serve all its slots, and do the ports want TLS (rediss://)?"
+		}
 		return "is Redis up, is the name right, and does the port want TLS (rediss://)?"
 	case slotstore.OOM:
 		return "Redis is full and may not forget: raise maxmemory, or set maxmemory-policy to allkeys-lru"
@@ -94,5 +102,5 @@ func hint(reason slotstore.Reason, redis redisConfig) string {
 		}
 	case slotstore.BreakerOpen:
 	}
-	return "is this address a Redis that runs scripts with TIME?"
+	return "is this address a Redis of version 5 or newer, which runs scripts with TIME, and has it this database number?"
 }

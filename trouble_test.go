@@ -131,7 +131,7 @@ func TestHungStoreIsSeenBehindAnImpatientNginx(t *testing.T) {
 	s.acquire("u1", "warm", "204 held")
 	server.Pause()
 	for n := range 5 {
-		s.leaves(func() bool { return server.Waiting("acquire") > n }, "u1", fmt.Sprint("r", n))
+		s.leaves("/acquire", func() bool { return server.Waiting("acquire") > n }, "u1", fmt.Sprint("r", n))
 	}
 	s.event("redis_circuit_open") // of five clients none has waited for the budget to end
 	server.Unpause()
@@ -550,4 +550,19 @@ func TestAcquireIsUndoneHoweverLongTheStoreWasAway(t *testing.T) {
 			t.Errorf("undone: %q, kept: %d", store.undone, u.depth())
 		}
 	})
+}
+
+func TestForeignKeyKeepsNobodyElsesWorkWaiting(t *testing.T) {
+	s, server := withRedis(t, "ACQUIRE_TIMEOUT=300ms", "DEFAULT_LIMIT=1")
+	server.Client.Set(t.Context(), "streamcap:{odd}:slots", "somebody else's", 0)
+	for range 20 {
+		s.acquire("odd", "r1", "204 failopen wrongtype")
+	}
+	s.wants("202 wrongtype", s.do("POST", "/release", "", "X-User-Id: odd", "X-Request-Id: r1"))
+	server.Pause()
+	s.acquire("good", "r1", "204 failopen timeout")
+	server.Unpause()
+	undone := `streamcap_release_total{result="released",source="abandoned"}`
+	eventually(t, "what was taken for an acquire that failed open is undone", func() bool { return s.scrape()[undone] == 1 })
+	s.acquire("good", "r2", "204 held")
 }

@@ -117,14 +117,38 @@ func (u *unsettled) run(ctx context.Context) {
 	}
 }
 
+// unsettledLast is how long a stop waits for a store that may answer again: a probe, and a little more.
+const unsettledLast = 700 * time.Millisecond
+
+// end tries for the last time.
+func (u *unsettled) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), unsettledLast)
+	defer cancel()
+	tick := time.NewTicker(unsettledRetry / 2)
+	defer tick.Stop()
+	for u.settle(ctx); u.depth() > 0 && ctx.Err() == nil; u.settle(ctx) {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	if left := u.depth(); left > 0 {
+		u.log.Warn().Int("slots", left).Msg("the store has not taken every kept release: the rest is left to the TTL")
+	}
+}
+
+// away says whether an error is the store's, and not of one user's key, which must keep nobody else's work waiting.
+func away(err error) bool { return err != nil && slotstore.ReasonOf(err) != slotstore.WrongType }
+
 // settle sends everything once. It stops at the first failure: the store is still away.
 func (u *unsettled) settle(ctx context.Context) {
+	ctx = slotstore.Again(ctx)
 	if !u.settleReleases(ctx) {
 		return
 	}
 	for undo, kept := range due(u, &u.undos) {
 		undone, err := u.store.Undo(ctx, undo.id, undo.attempt)
-		if err != nil {
+		if away(err) {
 			return
 		}
 		if undone || time.Since(kept.since) > undoFor { // else the acquire may still be on its way
@@ -150,12 +174,15 @@ func (u *unsettled) settleReleases(ctx context.Context) bool {
 				forget(u, &u.releases, id)
 			}
 		}
+		taken := len(ids) - len(done.Unrecorded)
 		done.Unrecorded = nil // they were counted when they were kept
 		u.metrics.released(source, done)
-		if err != nil {
+		if away(err) {
 			return false
 		}
-		u.log.Info().Str("source", source).Int("slots", len(ids)).Msg("kept releases were taken by the store")
+		if taken > 0 {
+			u.log.Info().Str("source", source).Int("slots", taken).Msg("kept releases were taken by the store")
+		}
 	}
 	return true
 }

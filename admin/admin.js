@@ -56,9 +56,11 @@ function swap(fresh, id) {
 const busy = () => at('confirm').open || !getSelection().isCollapsed;
 
 let loading = Promise.resolve();
+let waiting = 0; // loads that have not ended
 
 // load has the server wait for a part of the page, one after the other. Forced, it also takes away what is being read.
 function load(part, forced = false) {
+  waiting++;
   loading = loading.then(async () => {
     const user = at('slots')?.dataset.user;
     try {
@@ -73,6 +75,7 @@ function load(part, forced = false) {
       at('stale').textContent = `This page could not be refreshed: ${problem.message}. It shows how things were before.`;
       at('stale').hidden = false;
     }
+    waiting--;
   });
   return loading;
 }
@@ -80,7 +83,7 @@ function load(part, forced = false) {
 let refreshes = 0;
 
 function refresh() {
-  if (document.hidden || busy()) return;
+  if (document.hidden || busy() || waiting > 0) return; // refreshes don't pile up behind a store that hangs
   load('slots');
   if (++refreshes % usersEvery === 0) load('users');
 }

@@ -3,6 +3,7 @@ package slotstore
 import (
 	"errors"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +23,8 @@ type Circuit struct {
 	Role   string
 	Open   bool
 	Reason Reason // of the last failure before
-	// OpenFor and FailedOpen are told when it closes: for how long it was open, and how many calls the store did not
-	// answer from the first failure on.
+	// OpenFor and FailedOpen are told when it closes: for how long it was open, and how many callers the store did not
+	// answer from the first failure on. A batch is one, and who tries again none (see [Again]).
 	OpenFor    time.Duration
 	FailedOpen int
 }
@@ -51,24 +52,13 @@ func newCondition(role string, events Events) *condition {
 }
 
 // allow says whether a call may be sent.
-func (c *condition) allow() bool {
-	if !c.breaker.IsOpen() {
-		return true
-	}
+func (c *condition) allow() bool { return !c.breaker.IsOpen() }
+
+// failOpen counts a caller whom the store did not answer.
+func (c *condition) failOpen() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failedOpen++
-	return false
-}
-
-// reportCall takes the result of a call that began then, and counts one that failed.
-func (c *condition) reportCall(began time.Time, err error) {
-	if err != nil && !isNeutral(err) {
-		c.mu.Lock()
-		c.failedOpen++
-		c.mu.Unlock()
-	}
-	c.report(began, err)
 }
 
 // report takes the result of a call or a probe that began then.
@@ -128,7 +118,8 @@ func (c *condition) health() Health {
 	defer c.mu.Unlock()
 	health := Health{Role: c.role, Breaker: c.breaker.State().String()}
 	if c.lastError != nil {
-		health.LastError = string(classify(c.lastError)) + ": " + c.lastError.Error()
+		text, _, _ := strings.Cut(c.lastError.Error(), ", with args beginning") // they name a user
+		health.LastError = string(classify(c.lastError)) + ": " + text
 		health.Since = c.since
 	}
 	return health

@@ -153,7 +153,7 @@ func isElsewhere(err error) bool {
 
 // isRedirection knows what a cluster's node says of a key that another one keeps.
 func isRedirection(err error) bool {
-	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
+	return err != nil && (redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK"))
 }
 
 // isReply says whether a server said it, as opposed to the network.

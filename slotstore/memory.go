@@ -5,9 +5,11 @@ import (
 	"context"
 	"hash/maphash"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unique"
 )
 
 // Memory keeps slots in this process: the embedded store, for one sidecar without Redis. It forgets everything at the
@@ -28,14 +30,21 @@ type shard struct {
 	sweepDue time.Duration // since the epoch
 }
 
-// memorySlot counts time since the store's epoch: 8 bytes for an instant, and monotonic.
+// memorySlot is 80 bytes and two strings of its own: there may be a million. It counts time since the store's epoch, in 8
+// bytes and monotonic. A user agent is long and that of many, so it is kept once.
 type memorySlot struct {
-	request    string
-	attempt    string
-	provenance Provenance
-	started    time.Duration
-	expires    time.Duration
-	limit      int
+	request   string
+	attempt   uint64 // a hash; 0: what it took is kept
+	from      string // address, newline, URI
+	userAgent unique.Handle[string]
+	started   time.Duration
+	expires   time.Duration
+	limit     int
+}
+
+func (s memorySlot) provenance() Provenance {
+	ip, uri, _ := strings.Cut(s.from, "\n")
+	return Provenance{IP: ip, URI: uri, UserAgent: s.userAgent.Value()}
 }
 
 // NewMemory returns an empty store. An acquire that would make it hold slots of more than maxUsers users fails with
@@ -90,6 +99,9 @@ func prune(slots []memorySlot, now time.Duration) []memorySlot {
 	return slices.DeleteFunc(slots, func(s memorySlot) bool { return s.expires <= now })
 }
 
+// attempt is never 0.
+func (m *Memory) attempt(token string) uint64 { return maphash.String(m.seed, token) | 1 }
+
 func find(slots []memorySlot, request string) int {
 	return slices.IndexFunc(slots, func(s memorySlot) bool { return s.request == request })
 }
@@ -98,13 +110,13 @@ func find(slots []memorySlot, request string) int {
 func (m *Memory) Acquire(_ context.Context, req Request) (decision Decision, err error) {
 	m.user(req.User, func(live []memorySlot, now time.Duration) []memorySlot {
 		slot := memorySlot{
-			request: req.Request, attempt: req.Attempt, provenance: req.Provenance,
+			request: req.Request, attempt: m.attempt(req.Attempt), from: req.IP + "\n" + req.URI, userAgent: unique.Make(req.UserAgent),
 			started: now, expires: now + m.lifetimes.Initial, limit: req.Limit,
 		}
 		if i := find(live, req.Request); i >= 0 {
 			decision = Decision{Outcome: Granted, Used: len(live)}
 			if live[i].attempt != slot.attempt {
-				decision.Outcome, slot.attempt = Renewed, ""
+				decision.Outcome, slot.attempt = Renewed, 0
 			}
 			slot.started, slot.expires = live[i].started, max(live[i].expires, slot.expires)
 			live[i] = slot
@@ -163,7 +175,7 @@ func (m *Memory) Heartbeat(_ context.Context, ids ...ID) (beats Beats, err error
 				return slices.Delete(live, i, i+1)
 			default:
 				beats.Extended++
-				live[i].attempt, live[i].expires = "", max(live[i].expires, now+m.lifetimes.Slot)
+				live[i].attempt, live[i].expires = 0, max(live[i].expires, now+m.lifetimes.Slot)
 			}
 			return live
 		})
@@ -185,7 +197,7 @@ func (m *Memory) Release(_ context.Context, ids ...ID) (releases Releases, err e
 
 // Undo implements [Store]. It never fails.
 func (m *Memory) Undo(_ context.Context, id ID, attempt string) (undone bool, err error) {
-	return m.remove(id, func(s memorySlot) bool { return attempt != "" && s.attempt == attempt }), nil
+	return m.remove(id, func(s memorySlot) bool { return attempt != "" && s.attempt == m.attempt(attempt) }), nil
 }
 
 // remove takes away a live slot that may go, and says whether there was one.
@@ -207,7 +219,7 @@ func (m *Memory) Slots(_ context.Context, user string) (listed []Slot, err error
 		for _, slot := range slices.SortedFunc(slices.Values(live), earliestFirst)[:min(1000, len(live))] {
 			listed = append(listed, Slot{
 				Request: slot.request, Age: now - slot.started, Remaining: slot.expires - now,
-				Limit: slot.limit, Provenance: slot.provenance,
+				Limit: slot.limit, Provenance: slot.provenance(),
 			})
 		}
 		return live

@@ -3,7 +3,6 @@ package slotstore
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +33,7 @@ const (
 	// betweenNodes bounds the last pause before a call is sent again that found one of a user's keys on the old node of a
 	// cluster and the other on the new one. They are there for as long as the next key takes to follow.
 	betweenNodes = 16 * time.Millisecond
-	// workers is how many connections a role uses; calls that wait for one travel together in its next pipeline.
+	// workers is how many connections a role uses; calls that wait for one's turn travel together in its next pipeline.
 	workers = 8
 	// queueLength is how many calls of a role wait at the most. What is over it is an [Overload] at once.
 	queueLength = 4096
@@ -42,8 +41,12 @@ const (
 	queueBytes = 16 << 20
 	// probeConnections are kept beside the workers' for probes, which must not wait for calls that hang.
 	probeConnections = 4
-	// pipelineRuns is how many script runs one pipeline holds before it takes no further call.
-	pipelineRuns = 500
+	// overlapAfter is how long a connection has its turn for itself. While Redis answers within that, a role has one
+	// pipeline under way, and what comes meanwhile travels together in the next: fewer and longer ones cost both sides less.
+	overlapAfter = 500 * time.Microsecond
+	// heartbeatLinger is how long single heartbeats wait for others to travel with: nobody waits for one. Under a budget of
+	// less than ten times as much they don't.
+	heartbeatLinger = 10 * time.Millisecond
 )
 
 // role is what a connection is for. It has a client, connections, a queue, a budget and a breaker of its own, so that the
@@ -52,8 +55,12 @@ type role struct {
 	*condition
 	budget  time.Duration
 	client  *client
+	linger  time.Duration // how long a call waits for others to travel with
+	enough  chan struct{} // ends it: so many wait that they fill a step
 	queue   chan *call
-	waiting atomic.Int64 // bytes
+	turn    chan struct{} // holds one token while a connection has its turn
+	waiting atomic.Int64  // bytes
+	trips   trips
 	test    func() []*call
 	beside  func() []*call // what the test asks in the same breath as its first call
 	once    func()         // called after the first test that succeeds; nil: nothing
@@ -66,7 +73,7 @@ type role struct {
 func newRole(name string, options RedisOptions, budget time.Duration, events Events, test func() []*call) *role {
 	r := &role{
 		condition: newCondition(name, events), budget: budget, client: newClient(name, options, budget), test: test,
-		queue: make(chan *call, queueLength), stop: make(chan struct{}),
+		queue: make(chan *call, queueLength), turn: make(chan struct{}, 1), enough: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	return r
 }
@@ -85,6 +92,7 @@ func (r *role) do(ctx context.Context, c *call) error {
 		return errClosed
 	}
 	if !r.allow() {
+		r.letThrough(c)
 		return errBreaker
 	}
 	c.began = time.Now()
@@ -95,6 +103,12 @@ func (r *role) do(ctx context.Context, c *call) error {
 	case r.queue <- c:
 	default:
 		return r.shed(c)
+	}
+	if r.linger > 0 && len(r.queue) >= stepLeast {
+		select {
+		case r.enough <- struct{}{}:
+		default:
+		}
 	}
 	defer func() { r.events.called(r.role, c.script.op, time.Since(c.began)) }()
 	budget := time.NewTimer(r.budget)
@@ -110,12 +124,20 @@ func (r *role) do(ctx context.Context, c *call) error {
 	case c.state.CompareAndSwap(queued, dropped):
 		return errOverload
 	case c.state.CompareAndSwap(sent, left):
-		r.reportCall(c.began, errTimeout)
+		r.letThrough(c)
+		r.report(c.began, errTimeout)
 		r.client.doubt(ctx, errTimeout)
 		return errTimeout
 	}
 	<-c.done
 	return nil
+}
+
+// letThrough counts the caller, whom the store does not answer.
+func (r *role) letThrough(c *call) {
+	if !c.again {
+		r.failOpen()
+	}
 }
 
 func (r *role) shed(c *call) error {
@@ -124,9 +146,14 @@ func (r *role) shed(c *call) error {
 	return errQueue
 }
 
-// serve sends what waits, as one pipeline, until the role is closed.
+// serve sends what waits, again and again, until the role is closed.
 func (r *role) serve() {
 	for {
+		select {
+		case r.turn <- struct{}{}:
+		case <-r.stop:
+			return
+		}
 		select {
 		case c := <-r.queue:
 			r.send(r.collect(c))
@@ -136,35 +163,55 @@ func (r *role) serve() {
 	}
 }
 
-// collect takes the calls that wait already, without waiting for more.
+// collect takes the calls that wait already, up to one step, and where that is not full, those that come while it lingers.
 func (r *role) collect(c *call) []*call {
 	var calls []*call
-	runs := 0
-	for {
-		if c.state.CompareAndSwap(queued, sent) {
-			calls = append(calls, c)
-			runs += len(c.runs)
-		} else {
+	runs, most := 0, r.trips.step()
+	take := func(c *call) {
+		if !c.state.CompareAndSwap(queued, sent) {
 			r.waiting.Add(-c.bytes)
+			return
 		}
-		if runs >= pipelineRuns {
-			return calls
-		}
-		select {
-		case c = <-r.queue:
-		default:
-			return calls
+		calls = append(calls, c)
+		runs += len(c.runs)
+	}
+	drain := func() {
+		for runs < most {
+			select {
+			case next := <-r.queue:
+				take(next)
+			default:
+				return
+			}
 		}
 	}
+	take(c)
+	drain()
+	if r.linger > 0 && runs < most {
+		over := time.NewTimer(r.linger)
+		defer over.Stop()
+		select { // and does not wake for each
+		case <-over.C:
+		case <-r.enough:
+		case <-r.stop:
+		}
+		drain()
+	}
+	return calls
 }
 
-// send runs the calls' scripts in one pipeline, and once more with their text where the server does not know them: a
-// restart, a failover and SCRIPT FLUSH all forget them.
+// send runs the calls' scripts, and has the next connection take its turn when they are done or take long.
 func (r *role) send(calls []*call) {
+	pass := func() { <-r.turn }
 	if len(calls) == 0 {
+		pass()
 		return
 	}
+	overlap := time.AfterFunc(overlapAfter, pass)
 	defer func() {
+		if overlap.Stop() {
+			pass()
+		}
 		for _, c := range calls {
 			r.finish(c)
 		}
@@ -174,77 +221,15 @@ func (r *role) send(calls []*call) {
 	r.run(ctx, calls...)
 }
 
-// run runs the calls' scripts, in any order.
-func (r *role) run(ctx context.Context, calls ...*call) {
-	r.exec(ctx, calls, func(to redis.Cmdable, c *call, run *run) *redis.Cmd {
-		return to.EvalSha(ctx, c.script.sha, run.keys, run.args...)
-	})
-	byText := func(where string) bool {
-		return r.exec(ctx, calls, func(to redis.Cmdable, c *call, run *run) *redis.Cmd {
-			if !redis.HasErrorPrefix(run.err, where) {
-				return nil
-			}
-			return to.Eval(ctx, c.script.text, run.keys, run.args...)
-		})
-	}
-	byText("NOSCRIPT")
-	for wait := time.Millisecond; byText("TRYAGAIN") && wait <= betweenNodes; wait *= 2 {
-		time.Sleep(wait)
-	}
-}
-
-// exec sends together what queue puts there: a command for a run, or nil to leave the run as it is. It says whether there
-// was any.
-func (r *role) exec(ctx context.Context, calls []*call, queue func(redis.Cmdable, *call, *run) *redis.Cmd) bool {
-	type pending struct {
-		call *call
-		run  *run
-		sent *batch
-		cmd  *redis.Cmd
-	}
-	var all []pending
-	batches := r.client.batches(ctx)
-	for _, c := range calls {
-		for i := range c.runs {
-			run := &c.runs[i]
-			batch := batches.of(run.keys)
-			if cmd := queue(batch.pipeline, c, run); cmd != nil {
-				all = append(all, pending{c, run, batch, cmd})
-			}
-		}
-	}
-	if len(all) == 0 {
-		return false
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			for _, pending := range all {
-				pending.run.err = fmt.Errorf("panic in the driver: %v", p)
-			}
-		}
-	}()
-	batches.send()
-	for _, p := range all {
-		if isRedirection(p.cmd.Err()) && batches.cluster {
-			p.cmd = queue(r.client, p.call, p.run) // by itself, the driver follows
-		}
-		p.run.reply, p.run.err = p.cmd.Result()
-		if p.run.reply == nil && p.run.err == nil {
-			p.run.err = p.sent.err // the handshake failed: the driver tells the pipeline, not its commands
-		}
-		if _, ok := p.run.reply.([]any); !ok && p.run.err == nil {
-			p.run.err = errReply // which counts for the breaker, and for a probe: this is no Redis with our scripts
-		}
-		r.client.doubt(ctx, p.run.err)
-	}
-	return true
-}
-
 // finish hands the call back to its caller, or to late.
 func (r *role) finish(c *call) {
 	r.waiting.Add(-c.bytes)
 	if c.state.Swap(answered) != left {
-		r.reportCall(c.began, c.failure())
+		err := c.failure()
+		if err != nil {
+			r.letThrough(c)
+		}
+		r.report(c.began, err)
 	} else if c.late != nil {
 		c.late()
 	}

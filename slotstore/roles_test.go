@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -66,7 +67,12 @@ func TestBreaker_F08(t *testing.T) {
 		var circuits []Circuit
 		c := newCondition(RoleAcquire, Events{Circuit: func(circuit Circuit) { circuits = append(circuits, circuit) }})
 		driver := errors.New("one of the driver")
-		report := func(err error) { c.reportCall(time.Now(), err) }
+		report := func(err error) {
+			if err != nil && !isNeutral(err) {
+				c.failOpen()
+			}
+			c.report(time.Now(), err)
+		}
 		for range 4 {
 			report(driver)
 		}
@@ -97,7 +103,7 @@ func TestBreaker_F08(t *testing.T) {
 		}
 		want := []Circuit{
 			{Role: RoleAcquire, Open: true, Reason: Timeout},
-			{Role: RoleAcquire, Reason: OOM, OpenFor: 365 * 24 * time.Hour, FailedOpen: 7},
+			{Role: RoleAcquire, Reason: OOM, OpenFor: 365 * 24 * time.Hour, FailedOpen: 5},
 		}
 		if len(circuits) != 2 || circuits[0] != want[0] || circuits[1] != want[1] {
 			t.Errorf("told of %+v, want %+v", circuits, want)
@@ -139,5 +145,45 @@ func TestWhatAnswersOKToEverythingOpensTheBreaker(t *testing.T) {
 	}
 	if !errors.Is(err, errBreaker) {
 		t.Errorf("after %d answers that no script of ours gives: %v", 2*breakerFailures, err)
+	}
+}
+
+func TestStepsAreShortWhereRedisIsNear(t *testing.T) {
+	for trip, want := range map[time.Duration]int{0: stepLeast, time.Millisecond: stepLeast, 20 * time.Millisecond: 200, time.Second: 500} {
+		var of trips
+		of.took(time.Hour) // one that took long is no reason yet
+		if got := of.step(); got != stepLeast {
+			t.Errorf("%d runs in a step after one long round trip", got)
+		}
+		of.took(trip)
+		of.took(trip)
+		if got := of.step(); got != want {
+			t.Errorf("%d runs in a step where a round trip takes %s, want %d", got, trip, want)
+		}
+	}
+}
+
+func TestHeartbeatsOfAShortBudgetDoNotLinger(t *testing.T) {
+	for budget, want := range map[time.Duration]time.Duration{time.Millisecond: 0, 99 * time.Millisecond: 0, 200 * time.Millisecond: heartbeatLinger} {
+		store := NewRedis(RedisOptions{Network: "unix", Addresses: []string{"/nowhere"}, HeartbeatTimeout: budget}, Lifetimes{}, Events{})
+		if got := store.heartbeat.linger; got != want {
+			t.Errorf("heartbeats of a budget of %s linger for %s, want %s", budget, got, want)
+		}
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestSelfTestThatEndsLateTellsNothing(t *testing.T) {
+	var lines []string
+	told := &told{role: RoleAcquire, tell: func(_ string, err error) { lines = append(lines, string(ReasonOf(err))) }}
+	start := time.Now()
+	told.of(start, errTimeout)
+	told.of(start.Add(2*time.Second), nil)
+	told.of(start.Add(time.Second), errTimeout) // it hung, and the next one did not
+	told.of(start.Add(3*time.Second), nil)
+	if want := []string{"timeout", ""}; !slices.Equal(lines, want) {
+		t.Errorf("told %q, want %q", lines, want)
 	}
 }

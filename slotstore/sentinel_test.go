@@ -35,7 +35,7 @@ func TestSentinels_D10(t *testing.T) {
 	t.Run("a primary that no sentinel knows", func(t *testing.T) {
 		options := under(sentinels, "secret")
 		options.SentinelMaster = "other"
-		f := open(t, options)
+		f := patient(t, options)
 		acquireFails(t, f.store, slotstore.Unavailable)
 		_, err := f.store.Acquire(t.Context(), slotstore.Request{ID: id("u1", "r1"), Limit: 1, Attempt: attempts()})
 		if err == nil || !strings.Contains(err.Error(), `the sentinels know no primary called "other"`) {

@@ -13,14 +13,21 @@ import (
 	"streamcap/slotstore/redistest"
 )
 
-func TestTLSConnectionsAreKept_D06(t *testing.T) {
-	t.Parallel()
+// overTLS is a store whose every role does well on a Redis that speaks TLS alone.
+func overTLS(t *testing.T) (*redistest.Node, *flavour) {
+	t.Helper()
 	certificates := redistest.NewCertificates(t, "127.0.0.1")
 	node := redistest.StartNode(t, redistest.NodeOptions{TLS: certificates})
 	options := at("standalone", node.Address())
 	options.TLS = certificates.Client()
 	f := patient(t, options)
 	f.wellRoles()
+	return node, f
+}
+
+func TestTLSConnectionsAreKept_D06(t *testing.T) {
+	t.Parallel()
+	node, f := overTLS(t)
 	f.checks()
 	for n := range 50 {
 		f.acquires("u"+strconv.Itoa(n), "r1", 1, slotstore.Granted, 1)
@@ -36,12 +43,7 @@ func TestTLSConnectionsAreKept_D06(t *testing.T) {
 
 func TestTLSConnectionsThatWereCutAreMadeAnew_D06(t *testing.T) {
 	t.Parallel()
-	certificates := redistest.NewCertificates(t, "127.0.0.1")
-	node := redistest.StartNode(t, redistest.NodeOptions{TLS: certificates})
-	options := at("standalone", node.Address())
-	options.TLS = certificates.Client()
-	f := patient(t, options)
-	f.wellRoles()
+	node, f := overTLS(t)
 	for n := range 20 {
 		node.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 		f.acquires("u"+strconv.Itoa(n), "r1", 1, slotstore.Granted, 1) // the driver can't see that an idle one was closed

@@ -15,7 +15,7 @@ type Sentinels struct {
 }
 
 // StartSentinels returns once the sentinels know each other and the replica. They take the primary for dead after half a
-// second. The options are the data nodes'; the sentinels want sentinelPassword, if there is one.
+// second. The options are the data nodes'; the sentinels want sentinelPassword, if there is one, and speak TLS as they do.
 func StartSentinels(t testing.TB, options NodeOptions, sentinelPassword string) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}
@@ -27,7 +27,7 @@ func StartSentinels(t testing.TB, options NodeOptions, sentinelPassword string) 
 	s.Replica = StartNode(t, options)
 	wait(t, "the replica follows", func() bool { return s.Replica.Info("replication", "master_link_status:up") })
 	for range 3 {
-		sentinel := NodeOptions{sentinel: true, Password: sentinelPassword}
+		sentinel := NodeOptions{sentinel: true, Password: sentinelPassword, TLS: options.TLS}
 		if sentinelPassword != "" {
 			sentinel.Args = []string{"--sentinel", "sentinel-pass", sentinelPassword}
 		}
