@@ -5,8 +5,24 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
+
+// resolver is where this process asks for names, if it isn't nil. The look is by way of a resolver that never changes: a
+// connection that an ended test has not given up yet may still be on its way to the same variable.
+var resolver = redirect()
+
+func redirect() *atomic.Pointer[string] {
+	var elsewhere atomic.Pointer[string]
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if ours := elsewhere.Load(); ours != nil {
+			network, address = "udp", *ours
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}}
+	return &elsewhere
+}
 
 // DNS answers for every name in this process, as long as the test runs: with the address that it points to, or that there
 // is no such name. The test may not run beside others.
@@ -23,10 +39,8 @@ func NewDNS(t testing.TB) *DNS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := net.DefaultResolver
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "udp", conn.LocalAddr().String())
-	}}
+	address := conn.LocalAddr().String()
+	resolver.Store(&address)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		query := make([]byte, 512)
@@ -41,7 +55,7 @@ func NewDNS(t testing.TB) *DNS {
 		}
 	})
 	t.Cleanup(func() {
-		net.DefaultResolver = before
+		resolver.Store(nil)
 		_ = conn.Close()
 		serving.Wait()
 	})
