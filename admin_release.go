@@ -52,6 +52,7 @@ func (a *admin) apiRelease(w http.ResponseWriter, r *http.Request) {
 		released, role, err := a.release(context.WithoutCancel(r.Context()), order)
 		done = released
 		a.metrics.released(sourceAdmin, done)
+		a.metrics.releases[sourceAdmin].add(resultUnrecorded, len(done.Unrecorded)) // and is not kept
 		if err != nil {
 			entry.result = auditFailed
 			away := a.storeAway(role, err)

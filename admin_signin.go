@@ -73,12 +73,12 @@ func (s *signIn) check(name, token string) (known, right bool) {
 func (s *signIn) refuse(r *http.Request, name string, known bool) time.Duration {
 	peer := peerOf(r)
 	wait := s.wrong.note(network(peer), time.Now())
-	if count, ok := s.lines.allow(network(peer)); ok {
-		if !known {
-			name = "" // who types her token into the field for the name does not find it in a log
-		}
-		s.log.Warn().Str("peer", peer).Str("operator", name).Int("count", count).Bool("throttled", wait > 0).Msg("a wrong sign-in")
+	if !known {
+		name = "" // who types her token into the field for the name does not find it in a log
 	}
+	s.lines.say(network(peer), func(count int) {
+		s.log.Warn().Str("peer", peer).Str("operator", name).Int("count", count).Bool("throttled", wait > 0).Msg("a wrong sign-in")
+	})
 	return wait
 }
 

@@ -94,10 +94,10 @@ func (a *authRequest) decide(r *http.Request, limit int) verdict {
 
 // missing is the answer to an acquire that names no slot. It never becomes a slot that users share.
 func (a *authRequest) missing(limit int, reason, directive string, err error) verdict {
-	if count, ok := a.warnings.allow(reason); ok {
+	a.warnings.say(reason, func(count int) {
 		a.log.Warn().Err(err).Int("count", count).Str("reason", reason).Str("directive", directive).
 			Msg("acquire without a usable " + strings.TrimPrefix(reason, "no_") + "; is the directive in nginx's acquire location?")
-	}
+	})
 	v := verdict{status: http.StatusNoContent, slot: "uncounted", reason: reason, limit: limit, used: -1, result: resultUncounted}
 	if a.denyMissingID {
 		v = a.denied(v, http.StatusUnauthorized, reason, resultRefused)
@@ -167,12 +167,16 @@ func (a *authRequest) decided(req slotstore.Request, decision slotstore.Decision
 		if req.Limit != 0 && !a.shadow {
 			v.retryAfter = decision.RetryAfter
 		}
-		if count, ok := a.denials.allow(req.User); ok {
-			a.log.Info().Str("event", "denied").Str("user", req.User).Int("used", decision.Used).Int("limit", req.Limit).
-				Strs("ids", decision.Holders).Int("count", count).Bool("shadow", a.shadow).Msg("stream limit reached")
-		}
+		a.sayDenied(req.User, decision, req.Limit)
 	}
 	return v
+}
+
+func (a *authRequest) sayDenied(user string, decision slotstore.Decision, limit int) {
+	a.denials.say(user, func(count int) {
+		a.log.Info().Str("event", "denied").Str("user", user).Int("used", decision.Used).Int("limit", limit).
+			Strs("ids", decision.Holders).Int("count", count).Bool("shadow", a.shadow).Msg("stream limit reached")
+	})
 }
 
 // failed is the answer where the store gave none.
@@ -233,10 +237,10 @@ func (a *authRequest) limit(header http.Header) int {
 	}
 	limit, known := a.limits[plan]
 	if badLimit, badPlan := came(header, headerLimit), came(header, headerPlan) && !known; badLimit || badPlan {
-		if count, ok := a.warnings.allow("limit"); ok {
+		a.warnings.say("limit", func(count int) {
 			a.log.Warn().Str("limit", trusted).Str("plan", plan).Int("count", count).
 				Msg("acquire with a bad X-Stream-Limit or an unknown X-Plan; it counts as missing")
-		}
+		})
 	}
 	if known {
 		return limit

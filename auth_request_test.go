@@ -411,6 +411,13 @@ func TestDenialsOfOneUserAreOneLineASecond(t *testing.T) {
 	if len(u1) > 10 || len(lines) != len(u1)+1 {
 		t.Errorf("%d lines for 50 denials of one user and %d for one of another", len(u1), len(lines)-len(u1))
 	}
+	eventually(t, "all 50 are told", func() bool {
+		told := 0.0
+		for _, line := range s.log.find("user", "u1") {
+			told += line["count"].(float64)
+		}
+		return told == 50
+	})
 }
 
 // leaves sends a request for a slot, waits until it waits for Redis, and hangs up.

@@ -16,7 +16,8 @@ const localUsers = 100_000
 // user may hold up to one more limit on each sidecar.
 type localSlots struct {
 	slotstore.Store
-	memory *slotstore.Memory
+	memory   *slotstore.Memory
+	released func(ids []slotstore.ID) // told what the store may hold, too
 }
 
 // split parts the ids of local slots from the others.
@@ -46,6 +47,7 @@ func (s localSlots) Heartbeat(ctx context.Context, ids ...slotstore.ID) (slotsto
 func (s localSlots) Release(ctx context.Context, ids ...slotstore.ID) (slotstore.Releases, error) {
 	local, others := s.split(ids)
 	ours, localErr := s.memory.Release(ctx, local...)
+	s.released(local)
 	releases, err := s.Store.Release(ctx, others...)
 	releases.Released = append(releases.Released, ours.Released...)
 	releases.Absent += ours.Absent

@@ -32,8 +32,8 @@ func (w warnings) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// throttle lets one line through for each key and interval, and counts what it holds back. Its zero value lets
-// everything through. It remembers at most throttleKeys keys; beyond them, keys that it does not know share one.
+// throttle has one line written for each key and interval, which tells how many events it stands for. Its zero value has
+// all written. It remembers at most throttleKeys keys; beyond them, keys that it does not know share one.
 type throttle struct {
 	every time.Duration
 	// most is up to where the interval doubles with each line, until the key was quiet for one; 0: it stays.
@@ -47,15 +47,66 @@ type throttle struct {
 type throttled struct {
 	last, next time.Time // line
 	every      time.Duration
-	count      int // since the last line
+	count      int             // since the last line
+	line       func(count int) // the newest of those that wait for next
+	due        *time.Timer     // nil: none waits
 }
 
 const throttleKeys = 10_000
 
-// allow says whether a line may be written for key now, and how many events it stands for, this one included.
-func (t *throttle) allow(key string) (count int, ok bool) {
+// say has line written with how many events it stands for: now, or where key had one within the interval, at its end and for
+// all that came meanwhile.
+func (t *throttle) say(key string, line func(count int)) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	k := t.of(key)
+	k.count++
+	wait := time.Until(k.next)
+	if wait > 0 {
+		if k.line = line; k.due == nil {
+			k.due = time.AfterFunc(wait, func() { t.sayWhatWaits(k) })
+		}
+		t.mu.Unlock()
+		return
+	}
+	count := t.turn(k)
+	t.mu.Unlock()
+	line(count)
+}
+
+func (t *throttle) sayWhatWaits(k *throttled) {
+	t.mu.Lock()
+	line, count := k.line, 0
+	if line != nil && time.Until(k.next) <= 0 { // else an event was quicker than the timer
+		count = t.turn(k)
+	}
+	t.mu.Unlock()
+	if count > 0 {
+		line(count)
+	}
+}
+
+// turn begins the interval after a line, which stands for count events.
+func (t *throttle) turn(k *throttled) (count int) {
+	now := time.Now()
+	if now.After(k.next.Add(k.every)) {
+		k.every = t.every
+	}
+	count = k.count
+	k.last, k.next, k.every = now, now.Add(k.every), max(t.every, min(2*k.every, t.most))
+	k.rest()
+	return count
+}
+
+// rest drops what waits.
+func (k *throttled) rest() {
+	if k.due != nil {
+		k.due.Stop()
+	}
+	k.count, k.line, k.due = 0, nil, nil
+}
+
+// of returns what is known of key.
+func (t *throttle) of(key string) *throttled {
 	now := time.Now()
 	if t.keys == nil {
 		t.keys = make(map[string]*throttled)
@@ -75,16 +126,7 @@ func (t *throttle) allow(key string) (count int, ok bool) {
 		k = &throttled{}
 		t.keys[key] = k
 	}
-	k.count++
-	if now.Before(k.next) {
-		return 0, false
-	}
-	if now.After(k.next.Add(k.every)) {
-		k.every = t.every
-	}
-	count, k.count, k.last, k.next = k.count, 0, now, now.Add(k.every)
-	k.every = max(t.every, min(2*k.every, t.most))
-	return count, true
+	return k
 }
 
 // forget begins anew with a key, but for the shortest interval since its last line: trouble may come and go every moment.
@@ -92,6 +134,7 @@ func (t *throttle) forget(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if k := t.keys[key]; k != nil {
-		k.next, k.every, k.count = k.last.Add(t.every), t.every, 0
+		k.next, k.every = k.last.Add(t.every), t.every
+		k.rest()
 	}
 }

@@ -209,11 +209,10 @@ func (m *metrics) beats(beats slotstore.Beats) {
 	m.heartbeats.add(resultUnrecorded, beats.Unrecorded)
 }
 
-// released counts releases when the store answers them, or once when they are kept.
+// released counts what the store answered; the rest counts once, where it is kept.
 func (m *metrics) released(source string, releases slotstore.Releases) {
 	m.releases[source].add(resultReleased, len(releases.Released))
 	m.releases[source].add(resultAbsent, releases.Absent)
-	m.releases[source].add(resultUnrecorded, len(releases.Unrecorded))
 }
 
 func (m *metrics) setSample(sample slotstore.Sample) {

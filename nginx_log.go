@@ -97,9 +97,9 @@ func (n *nginxLog) read(ended chan []slotstore.ID) {
 
 func (n *nginxLog) mistake(err error) {
 	n.metrics.nginxLogBad.Inc()
-	if count, ok := n.bad.allow(""); ok {
+	n.bad.say("", func(count int) {
 		n.log.Warn().Err(err).Int("count", count).Msg("an end-of-request line can't be read; is nginx's log_format the one of nginx.conf.example?")
-	}
+	})
 }
 
 // errNothingToRelease is for a request that had no user or no id, and so no slot.

@@ -40,7 +40,7 @@ func newService(cfg config, log zerolog.Logger) *service {
 	metrics.watch(s.store, s.unsettled.depth)
 	if cfg.OnStoreFailure == "local" {
 		s.local = slotstore.NewMemory(lifetimes(cfg), slotstore.Events{}, localUsers)
-		s.store = localSlots{s.store, s.local}
+		s.store = localSlots{s.store, s.local, s.unsettled.keepTwins}
 	}
 	return s
 }

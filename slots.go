@@ -47,11 +47,12 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	h.metrics.beats(beats)
 	// A caller that hung up may have given the slot back meanwhile.
-	if len(beats.Gone) > 0 && !clientLeft(r) {
-		if count, ok := h.gone.allow(""); ok {
-			h.log.Warn().Str("user", beats.Gone[0].User).Str("id", beats.Gone[0].Request).Int("count", count).
+	if i := slices.IndexFunc(beats.Gone, notHeld); i >= 0 && !clientLeft(r) {
+		id := beats.Gone[i].ID
+		h.gone.say("", func(count int) {
+			h.log.Warn().Str("user", id.User).Str("id", id.Request).Int("count", count).
 				Msg("heartbeat for a slot that is not held; does the backend get nginx's own $request_id?")
-		}
+		})
 	}
 	switch {
 	case err != nil:
@@ -71,6 +72,8 @@ func (h *heartbeats) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	}
 }
+
+func notHeld(gone slotstore.Gone) bool { return !gone.MaxAge }
 
 // releases gives slots back: POST, PUT or DELETE /release.
 type releases struct {
@@ -135,7 +138,7 @@ func (c slotCaller) ids(w http.ResponseWriter, r *http.Request) (ids []slotstore
 		w.Header().Set("Www-Authenticate", "Bearer")
 		return nil, false, &problem{http.StatusUnauthorized, "send Authorization: Bearer with the value of STREAMCAP_BACKEND_TOKEN"}
 	}
-	if mediaType, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); mediaType == "application/json" {
+	if mediaType, _, _ := mime.ParseMediaType(one(r.Header, "Content-Type")); mediaType == "application/json" {
 		ids, refusal = readBatch(w, r)
 		return ids, true, refusal
 	}

@@ -67,6 +67,9 @@ func TestMaxStreamAgeIsToldToTheBackend_H05(t *testing.T) {
 			response := s.do("POST", "/heartbeat", "", "X-User-Id: u1", "X-Request-Id: r1")
 			return response.StatusCode == http.StatusGone && response.Header.Get(headerReason) == "max_age"
 		})
+		if hints := s.log.find("level", "warn"); len(hints) != 0 {
+			s.Errorf("its age is no mistake of the backend's: %v", hints)
+		}
 		s.heartbeat("u1", "r1", "410 not_held")
 		s.acquire("u1", "r2", "204 held")
 	}, "MAX_STREAM_AGE=300ms")
@@ -86,6 +89,7 @@ func TestBatches(t *testing.T) {
 		if got := s.do("POST", "/release", `{"slots":[{"user":"u2","id":"r1"}]}`, "Content-Type: Application/JSON; charset=utf-8"); bodyOf(got) != `{"released":1}` {
 			s.Errorf("%s", got.Status)
 		}
+		s.wants("400", s.do("POST", "/release", `{"slots":[]}`, "Content-Type: application/json", "Content-Type: application/json"))
 	})
 }
 

@@ -22,14 +22,14 @@ func newTrouble(log zerolog.Logger, redis redisConfig) *trouble {
 
 // failed takes a call that the store did not answer.
 func (t *trouble) failed(role string, err error) {
-	if count, ok := t.lines.allow(role); ok {
+	t.lines.say(role, func(count int) {
 		line := t.log.Warn()
 		if role != slotstore.RoleAdmin { // nobody is let through by a look that failed
 			line.Str("event", "failopen")
 		}
 		line.Str("role", role).Str("reason", string(slotstore.ReasonOf(err))).
 			Int("count", count).Err(err).Msg("the store could not answer")
-	}
+	})
 }
 
 func (t *trouble) circuit(c slotstore.Circuit) {
@@ -73,17 +73,17 @@ func hint(reason slotstore.Reason, redis redisConfig) string {
 		return "is the address right, does a firewall drop the packets, is Redis busy, does the port speak TLS (rediss://)?"
 	case slotstore.Unavailable:
 		if redis.TLS != nil {
-			return "is Redis up, does this port speak TLS, and does STREAMCAP_REDIS_CA_FILE hold the CA that signed its certificate?"
+			return "is Redis up and not busy with a script, does this port speak TLS, and does STREAMCAP_REDIS_CA_FILE hold the CA that signed its certificate?"
 		}
 		switch {
 		case redis.Network == "unix":
-			return "is Redis up, is the path of its socket right, and may this user open it?"
+			return "is Redis up and not busy with a script, is the path of its socket right, and may this user open it?"
 		case redis.Mode == "sentinel":
-			return "is Redis up, are its sentinels, is STREAMCAP_REDIS_SENTINEL_MASTER right, and do the ports want TLS (rediss://)?"
+			return "is Redis up and not busy with a script, are its sentinels, is STREAMCAP_REDIS_SENTINEL_MASTER right, and do the ports want TLS (rediss://)?"
 		case redis.Mode == "cluster":
-			return "is Redis up, does the cluster serve all its slots, and do the ports want TLS (rediss://)?"
+			return "is Redis up and not busy with a script, does the cluster serve all its slots, and do the ports want TLS (rediss://)?"
 		}
-		return "is Redis up, is the name right, and does the port want TLS (rediss://)?"
+		return "is Redis up and not busy with a script, is the name right, and does the port want TLS (rediss://)?"
 	case slotstore.OOM:
 		return "Redis is full and may not forget: raise maxmemory, or set maxmemory-policy to allkeys-lru"
 	case slotstore.ReadOnly:
@@ -101,6 +101,7 @@ func hint(reason slotstore.Reason, redis redisConfig) string {
 			return "is this address a Redis in " + redis.Mode + " mode? For a single one set STREAMCAP_REDIS_MODE=standalone"
 		}
 	case slotstore.BreakerOpen:
+		return "/healthz has the error that opened it"
 	}
 	return "is this address a Redis of version 5 or newer, which runs scripts with TIME, and has it this database number?"
 }

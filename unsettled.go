@@ -55,6 +55,21 @@ func (u *unsettled) keepReleases(source string, ids []slotstore.ID) {
 	}
 }
 
+// keepTwins has what the store may hold of released local slots released there, too: a stream may have had its slot before
+// the outage in which this sidecar renewed it. It leaves room for other releases.
+func (u *unsettled) keepTwins(ids []slotstore.ID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, id := range ids {
+		if len(u.releases) < unsettledMost/2 {
+			keep(u, &u.releases, id, sourceTwin, u.slotTTL)
+		}
+	}
+}
+
+// sourceTwin counts nowhere: the slot counted when it was released from memory.
+const sourceTwin = "twin"
+
 // undoNow takes back what a cancelled acquire was granted; nobody waits for it.
 func (u *unsettled) undoNow(ctx context.Context, id slotstore.ID, attempt string) {
 	undone, err := u.store.Undo(ctx, id, attempt)
@@ -69,7 +84,6 @@ func (u *unsettled) undoNow(ctx context.Context, id slotstore.ID, attempt string
 func (u *unsettled) keepUndo(id slotstore.ID, attempt string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.metrics.releases[sourceAbandoned].add(resultUnrecorded, 1)
 	keep(u, &u.undos, undo{id, attempt}, sourceAbandoned, untilItAnswers)
 }
 
@@ -81,13 +95,20 @@ func (u *unsettled) countUndo(undone bool) {
 	}
 }
 
+// keep keeps something, and counts it if it was not kept already.
 func keep[K comparable](u *unsettled, all *map[K]kept, key K, source string, lifetime time.Duration) {
 	if *all == nil {
 		*all = make(map[K]kept)
 	}
-	if len(*all) >= unsettledMost {
+	old, already := (*all)[key]
+	switch {
+	case already:
+		source = old.source
+	case len(*all) >= unsettledMost:
 		u.metrics.shed.add(slotstore.RoleRelease, 1)
 		return
+	default:
+		u.metrics.releases[source].add(resultUnrecorded, 1)
 	}
 	now := time.Now()
 	(*all)[key] = kept{since: now, until: now.Add(lifetime), source: source}
@@ -175,12 +196,11 @@ func (u *unsettled) settleReleases(ctx context.Context) bool {
 			}
 		}
 		taken := len(ids) - len(done.Unrecorded)
-		done.Unrecorded = nil // they were counted when they were kept
 		u.metrics.released(source, done)
 		if away(err) {
 			return false
 		}
-		if taken > 0 {
+		if taken > 0 && source != sourceTwin {
 			u.log.Info().Str("source", source).Int("slots", taken).Msg("kept releases were taken by the store")
 		}
 	}

@@ -26,6 +26,7 @@ var (
 	releaseScript   = newScript("release", releaseLua)
 	listScript      = newScript("list", listLua)
 	sampleScript    = newScript("scan", sampleLua).sharing()
+	leftoversScript = spelt("acquire", leftoversLua)
 	looksScript     = spelt("scan", looksLua)
 	nothingScript   = spelt("list", "return {}")
 )

@@ -36,7 +36,7 @@ func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	s.releases = releaseScript.sharing(ms(lifetimes.Initial))
 	s.acquire = newRole(RoleAcquire, options, options.AcquireTimeout, events, func() []*call {
 		keys, request := s.keysOf(probeUser), rand.Text()
-		return []*call{probeAcquire(keys, request), probeRelease(keys, request)}
+		return []*call{probeLeftovers(keys), probeAcquire(keys, request), probeRelease(keys, request)}
 	})
 	s.heartbeat = newRole(RoleHeartbeat, options, options.HeartbeatTimeout, events, func() []*call {
 		keys, request := s.keysOf(probeUser), rand.Text()
@@ -45,7 +45,8 @@ func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	// These take no slot, so that a full Redis still releases. release.lua writes even where nothing is held, so that a
 	// store that refuses writes shows.
 	s.release = newRole(RoleRelease, options, options.ReleaseTimeout, events, func() []*call {
-		return []*call{probeRelease(s.keysOf(probeUser), rand.Text())}
+		keys, request := s.keysOf(probeUser), rand.Text()
+		return []*call{probeRelease(keys, request).with(keys, "undone", 1, request)}
 	})
 	s.admin = newRole(RoleAdmin, options, options.AdminTimeout, events, func() []*call {
 		keys := s.keysOf(probeUser)

@@ -128,6 +128,17 @@ func probeRelease(keys []string, request string) *call {
 	return newCall(releaseScript.sharing(probeLifetime), 1).with(keys, "", 1, request)
 }
 
+// probeLeftovers is what an acquire needs where the user holds nothing yet, as the probe key may hold another's slot.
+func probeLeftovers(keys []string) *call {
+	return newCall(leftoversScript, 1).with(keys)
+}
+
+const leftoversLua = `
+	redis.call('HLEN', KEYS[2])
+	redis.call('DEL', KEYS[1] .. ':none')
+	return {}
+`
+
 // probeLooks are what people's and charts' looks at all users need, but for the writing of a sample: a full Redis still
 // shows the slots.
 func probeLooks(keys []string) *call {
@@ -136,6 +147,7 @@ func probeLooks(keys []string) *call {
 
 const looksLua = `
 	redis.call('ZCOUNT', KEYS[1], '-inf', '+inf')
+	redis.call('HGET', KEYS[2], '')
 	redis.call('GET', KEYS[1] .. ':sample')
 	redis.call('SCAN', 0, 'COUNT', 1)
 	return {}
