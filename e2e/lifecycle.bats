@@ -190,6 +190,7 @@ refused() { [[ $(curl -s -o /dev/null -w '%{http_code}' "$1/healthz") == 000 ]];
 
 @test "C09: check tries each role and leaves nothing behind: 0 is well, 1 the store, 2 the settings" {
     start_redis
+    redis CONFIG SET hz 1 # a key that has expired is counted until Redis looks
     streamcap check "REDIS_URL=unix://$REDIS_SOCKET"
     eq "$STATUS" 0
     local role

@@ -60,7 +60,10 @@ func (s *Redis) Check(ctx context.Context) []Probe {
 			return err
 		}
 		return s.admin.direct(ctx, func(ctx context.Context) error { // what writes a sample
-			return s.admin.client.SetNX(ctx, keys[0]+":sample", claimed, time.Millisecond).Err()
+			claim := s.admin.client.SetNX(ctx, keys[0]+":sample", claimed, time.Millisecond)
+			time.Sleep(2 * time.Millisecond)
+			s.admin.client.Get(ctx, keys[0]+":sample") // Redis removes it now that it is asked for, or within 100 ms
+			return claim.Err()
 		})
 	})
 	if probe(s.release, "release", func() error { return found(do(s.release, probeRelease(keys, request))) }) != nil {
