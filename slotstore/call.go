@@ -26,7 +26,7 @@ var (
 	releaseScript   = newScript("release", releaseLua)
 	listScript      = newScript("list", listLua)
 	sampleScript    = newScript("scan", sampleLua).sharing()
-	leftoversScript = spelt("acquire", leftoversLua)
+	firstScript     = spelt("acquire", firstLua)
 	looksScript     = spelt("scan", looksLua)
 	nothingScript   = spelt("list", "return {}")
 )

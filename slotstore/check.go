@@ -45,8 +45,12 @@ func (s *Redis) Check(ctx context.Context) []Probe {
 		return list(c.runs[0], 0)
 	}
 	taken := probe(s.acquire, "acquire", func() error {
-		_, err := do(s.acquire, probeAcquire(keys, request))
-		return err
+		if _, err := do(s.acquire, probeAcquire(keys, request)); err != nil {
+			return err
+		}
+		return s.acquire.direct(ctx, func(ctx context.Context) error { // what an evicted set's leftovers need: no reason to open a breaker
+			return s.acquire.client.Del(ctx, keys[0]+":none").Err()
+		})
 	}) == nil
 	found := func(answers []any, err error) error {
 		if err == nil && taken && (len(answers) != 1 || answers[0] != int64(yes)) {

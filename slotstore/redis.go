@@ -36,7 +36,7 @@ func NewRedis(options RedisOptions, lifetimes Lifetimes, events Events) *Redis {
 	s.releases = releaseScript.sharing(ms(lifetimes.Initial))
 	s.acquire = newRole(RoleAcquire, options, options.AcquireTimeout, events, func() []*call {
 		keys, request := s.keysOf(probeUser), rand.Text()
-		return []*call{probeLeftovers(keys), probeAcquire(keys, request), probeRelease(keys, request)}
+		return []*call{probeFirst(keys), probeAcquire(keys, request), probeRelease(keys, request)}
 	})
 	s.heartbeat = newRole(RoleHeartbeat, options, options.HeartbeatTimeout, events, func() []*call {
 		keys, request := s.keysOf(probeUser), rand.Text()

@@ -128,14 +128,13 @@ func probeRelease(keys []string, request string) *call {
 	return newCall(releaseScript.sharing(probeLifetime), 1).with(keys, "", 1, request)
 }
 
-// probeLeftovers is what an acquire needs where the user holds nothing yet, as the probe key may hold another's slot.
-func probeLeftovers(keys []string) *call {
-	return newCall(leftoversScript, 1).with(keys)
+// probeFirst is what an acquire needs where the user holds nothing yet: the probe key may hold another test's slot.
+func probeFirst(keys []string) *call {
+	return newCall(firstScript, 1).with(keys)
 }
 
-const leftoversLua = `
+const firstLua = `
 	redis.call('HLEN', KEYS[2])
-	redis.call('DEL', KEYS[1] .. ':none')
 	return {}
 `
 
