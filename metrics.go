@@ -103,7 +103,9 @@ func newMetrics() *metrics {
 			m.releases[source][result] = releases.WithLabelValues(source, result)
 		}
 	}
-	m.sampled()
+	registry.MustRegister(newSampled(m.newestSample), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "streamcap_user_slots_max", Help: "Most slots seen at one user over the last full minute.",
+	}, func() float64 { return float64(m.busiest.lastMinute(time.Now())) }))
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "streamcap_build_info", Help: "What runs; always 1."}, []string{"version", "goversion"})
 	registry.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	build.WithLabelValues(buildVersion(), runtime.Version()).Set(1)
@@ -137,26 +139,34 @@ func (w words) add(value string, n int) {
 	}
 }
 
-// sampled declares what the sample of all sidecars shows.
-func (m *metrics) sampled() {
-	gauge := func(name, help string, labels prometheus.Labels, value func(slotstore.Sample) float64) {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			return value(m.sample)
-		}))
+// sampled collects what the newest sample of all sidecars shows: a scrape sees one sample, never parts of two.
+type sampled struct {
+	newest              func() slotstore.Sample
+	live, oldest, users *prometheus.Desc
+}
+
+func newSampled(newest func() slotstore.Sample) sampled {
+	const how = ", sampled once a minute; aggregate with max."
+	return sampled{
+		newest: newest,
+		live:   prometheus.NewDesc("streamcap_slots_live", "Live slots of all sidecars together"+how, nil, nil),
+		oldest: prometheus.NewDesc("streamcap_oldest_slot_seconds", "Age of the oldest live slot"+how, nil, nil),
+		users:  prometheus.NewDesc("streamcap_users", "Users by how many live slots they hold"+how, []string{"slots"}, nil),
 	}
-	gauge("streamcap_slots_live", "Live slots of all sidecars together, sampled once a minute; aggregate with max.", nil,
-		func(s slotstore.Sample) float64 { return float64(s.Slots) })
-	gauge("streamcap_oldest_slot_seconds", "Age of the oldest live slot, sampled once a minute; aggregate with max.", nil,
-		func(s slotstore.Sample) float64 { return s.Oldest.Seconds() })
-	for i, label := range []string{"1", "2", "3", "4+"} {
-		gauge("streamcap_users", "Users by how many live slots they hold, sampled once a minute; aggregate with max.", prometheus.Labels{"slots": label},
-			func(s slotstore.Sample) float64 { return float64(s.Users[i]) })
+}
+
+func (s sampled) Describe(descs chan<- *prometheus.Desc) { prometheus.DescribeByCollect(s, descs) }
+
+func (s sampled) Collect(metrics chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "streamcap_user_slots_max", Help: "Most slots seen at one user over the last full minute.",
-	}, func() float64 { return float64(m.busiest.lastMinute(time.Now())) }))
+	sample := s.newest()
+	gauge(s.live, float64(sample.Slots))
+	gauge(s.oldest, sample.Oldest.Seconds())
+	for i, slots := range []string{"1", "2", "3", "4+"} {
+		gauge(s.users, float64(sample.Users[i]), slots)
+	}
 }
 
 // watch declares what is read at each scrape: the store's roles and the work that is kept.
@@ -213,6 +223,12 @@ func (m *metrics) beats(beats slotstore.Beats) {
 func (m *metrics) released(source string, releases slotstore.Releases) {
 	m.releases[source].add(resultReleased, len(releases.Released))
 	m.releases[source].add(resultAbsent, releases.Absent)
+}
+
+func (m *metrics) newestSample() slotstore.Sample {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sample
 }
 
 func (m *metrics) setSample(sample slotstore.Sample) {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 
 	"streamcap/slotstore"
@@ -189,6 +191,24 @@ func TestEachAnswerHasItsCounter_M04_A11_A12(t *testing.T) {
 	}
 	if sum != float64(requests) {
 		t.Errorf("the results sum up to %v, want the %d requests", sum, requests)
+	}
+}
+
+func TestScrapeSeesOneSample_M03(t *testing.T) {
+	t.Parallel()
+	registry, looks := prometheus.NewPedanticRegistry(), 0
+	registry.MustRegister(newSampled(func() slotstore.Sample {
+		looks++
+		return slotstore.Sample{Slots: looks, Users: [4]int{0: looks, 3: looks}, Oldest: time.Duration(looks) * time.Second}
+	}))
+	for range 3 {
+		recorder := httptest.NewRecorder()
+		promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody))
+		now := series(t, recorder.Body)
+		live := now["streamcap_slots_live"]
+		if live != float64(looks) || now["streamcap_oldest_slot_seconds"] != live || now[`streamcap_users{slots="1"}`] != live || now[`streamcap_users{slots="4+"}`] != live {
+			t.Errorf("look %d: %v", looks, now)
+		}
 	}
 }
 
