@@ -48,8 +48,8 @@ type throttled struct {
 	last, next time.Time // line
 	every      time.Duration
 	count      int             // since the last line
-	line       func(count int) // the newest of those that wait for next
-	due        *time.Timer     // nil: none waits
+	line       func(count int) // the newest of those that are not said yet
+	due        *time.Timer     // nil: none waits for next
 }
 
 const throttleKeys = 10_000
@@ -60,23 +60,22 @@ func (t *throttle) say(key string, line func(count int)) {
 	t.mu.Lock()
 	k := t.of(key)
 	k.count++
+	k.line = line
 	wait := time.Until(k.next)
-	if wait > 0 {
-		if k.line = line; k.due == nil {
-			k.due = time.AfterFunc(wait, func() { t.sayWhatWaits(k) })
-		}
-		t.mu.Unlock()
-		return
+	if wait > 0 && k.due == nil {
+		k.due = time.AfterFunc(wait, func() { t.sayDue(k) })
 	}
-	count := t.turn(k)
 	t.mu.Unlock()
-	line(count)
+	if wait <= 0 {
+		t.sayDue(k)
+	}
 }
 
-func (t *throttle) sayWhatWaits(k *throttled) {
+// sayDue has the line written that is due, if another did not say it along with its own.
+func (t *throttle) sayDue(k *throttled) {
 	t.mu.Lock()
 	line, count := k.line, 0
-	if line != nil && time.Until(k.next) <= 0 { // else an event was quicker than the timer
+	if line != nil && time.Until(k.next) <= 0 {
 		count = t.turn(k)
 	}
 	t.mu.Unlock()
