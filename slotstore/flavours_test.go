@@ -98,6 +98,17 @@ func (f *flavour) checks() {
 	}
 }
 
+// works wants every role to be well, and one slot taken, kept, refused to another and given back.
+func (f *flavour) works() {
+	f.Helper()
+	f.wellRoles()
+	f.checks()
+	f.acquires("u1", "r1", 1, slotstore.Granted, 1)
+	f.acquires("u1", "r2", 1, slotstore.Denied, 1)
+	f.extends("u1", "r1", true)
+	f.releases("u1", "r1", true)
+}
+
 // soonChecks waits until every role can do its work: those that nobody used while a primary changed have yet to notice.
 func (f *flavour) soonChecks() {
 	f.Helper()
@@ -400,12 +411,7 @@ func TestRenamedCommands(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--rename-command", "CONFIG", "", "--rename-command", "INFO", "", "--rename-command", "CLIENT", "", "--rename-command", "HELLO", "")
 	f := patient(t, slotstore.RedisOptions{Mode: "standalone", Network: "unix", Addresses: []string{server.Socket}, Prefix: "streamcap"})
-	f.wellRoles()
-	f.checks()
-	f.acquires("u1", "r1", 1, slotstore.Granted, 1)
-	f.acquires("u1", "r2", 1, slotstore.Denied, 1)
-	f.extends("u1", "r1", true)
-	f.releases("u1", "r1", true)
+	f.works()
 }
 
 // readmesACL is the README's ACL line, in words.

@@ -23,10 +23,7 @@ func TestSentinels_D10(t *testing.T) {
 
 	t.Run("the password is the data nodes'", func(t *testing.T) {
 		f := patient(t, under(sentinels, "secret"))
-		f.wellRoles()
-		f.checks()
-		f.acquires("u1", "r1", 1, slotstore.Granted, 1)
-		f.acquires("u1", "r2", 1, slotstore.Denied, 1)
+		f.works()
 		if list := sentinels.Primary.Client.ClientList(t.Context()).Val(); !strings.Contains(list, "name=streamcap-acquire ") {
 			t.Errorf("no connection of the acquire role in\n%s", list)
 		}

@@ -19,12 +19,7 @@ func TestSentinelsOverTLS(t *testing.T) {
 		options := under(sentinels, "")
 		options.TLS = certificates.Client()
 		f := patient(t, options)
-		f.wellRoles()
-		f.checks()
-		f.acquires("u1", "r1", 1, slotstore.Granted, 1)
-		f.acquires("u1", "r2", 1, slotstore.Denied, 1)
-		f.extends("u1", "r1", true)
-		f.releases("u1", "r1", true)
+		f.works()
 		if list := sentinels.Primary.Client.ClientList(t.Context()).Val(); !strings.Contains(list, "name=streamcap-acquire ") {
 			t.Errorf("no connection of the acquire role in\n%s", list)
 		}
